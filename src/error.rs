@@ -1,0 +1,236 @@
+//! What can go wrong, an error type for each kind of call.
+//!
+//! - [`OpError`]: how an **accepted** op failed; comes in its completion.
+//! - [`SubmitError`]: why an op was **refused**; comes at once, with the op, as [`Refused`].
+//! - [`ClientError`]: either of the two, for callers that `.await` an op.
+
+use std::num::NonZeroU64;
+
+/// Why an accepted op failed.
+///
+/// `NotFound` of a retrieve is a miss. For a lookup every `Err` means *unknown*, never "not there".
+/// After any error of a retrieve the content of its buffer is undefined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpError {
+    /// No object has this key.
+    #[error("no object has this key")]
+    NotFound,
+    /// The object has a read lease; a delete without `force` must wait for its end.
+    #[error("the object is leased")]
+    Leased,
+    /// The store has no room for the object.
+    #[error("the store has no space left")]
+    NoSpace,
+    /// The object is longer than the buffer. `object_len` (bytes) where the store tells it.
+    #[error("the object is longer than the buffer{}", len_note(*.object_len))]
+    ShortBuffer {
+        /// True length of the object in bytes, where known.
+        object_len: Option<NonZeroU64>,
+    },
+    /// An exact retrieve found an object of another length than its buffer.
+    #[error("the object's length differs from the buffer's{}", len_note(*.object_len))]
+    LengthMismatch {
+        /// True length of the object in bytes, where known.
+        object_len: Option<NonZeroU64>,
+    },
+    /// The lease ended during the transfer; the bytes cannot be trusted.
+    #[error("the lease expired during the transfer")]
+    LeaseExpired,
+    /// The object is being written and can't be read yet.
+    #[error("the object is not ready")]
+    NotReady,
+    /// The object is in use by another operation of the store.
+    #[error("the object is busy")]
+    Busy,
+    /// The object is already there, where a store reports that as an error.
+    #[error("the object already exists")]
+    AlreadyExists,
+    /// The store refused the arguments.
+    #[error("the store refused the arguments as invalid")]
+    InvalidArgument,
+    /// No storage segment is mounted, or it is gone.
+    #[error("no storage segment is available")]
+    NoSegment,
+    /// The transfer of the bytes failed.
+    #[error("the transfer failed")]
+    TransferFailed,
+    /// The bytes arrived damaged.
+    #[error("checksum mismatch")]
+    ChecksumMismatch,
+    /// A call to the store's master failed.
+    #[error("the call to the store's master failed")]
+    RpcFailed,
+    /// A call to the store's master timed out.
+    #[error("the call to the store's master timed out")]
+    RpcTimedOut,
+    /// The store can't serve this now.
+    #[error("the store is unavailable")]
+    Unavailable,
+    /// The store does not offer this operation.
+    #[error("the store does not support this operation")]
+    Unsupported,
+    /// The store reported an internal error.
+    #[error("internal error of the store")]
+    StoreInternal,
+    /// The store's code panicked during the call.
+    #[error("the store panicked during the call")]
+    StorePanicked,
+    /// The store answered with another number of results than keys; none of them can be trusted.
+    #[error("the store returned a wrong number of results")]
+    WrongResultCount,
+    /// The store's answer for this key was missing or impossible.
+    #[error("the store gave no or an impossible result for this key")]
+    BadResult,
+    /// The deadline passed.
+    #[error("timed out ({})", if *.started { "in progress" } else { "never started" })]
+    TimedOut {
+        /// Whether a store call had taken the op.
+        started: bool,
+    },
+    /// Cancelled by the caller before a store call took it.
+    #[error("cancelled")]
+    Cancelled,
+    /// The engine was shut down before a store call took the op.
+    #[error("the engine is shut down")]
+    ShutDown,
+    /// A code of the store that this version doesn't know.
+    #[error("the store returned code {0}")]
+    Store(i32),
+}
+
+fn len_note(len: Option<NonZeroU64>) -> String {
+    len.map(|n| format!(" (object: {n} bytes)"))
+        .unwrap_or_default()
+}
+
+/// Why an op was refused at submit. The op comes back with it, see [`Refused`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SubmitError {
+    /// As many ops are in flight as the depth allows: reap completions first.
+    #[error("no credit left: {depth} ops are in flight")]
+    NoCredit {
+        /// The depth of the pair or of the clients' table.
+        depth: usize,
+    },
+    /// The ring of this op kind is full for the moment.
+    #[error("the {op} ring is full (room for {room} more)")]
+    RingFull {
+        /// The op kind.
+        op: crate::OpKind,
+        /// Places that are free; a batch asked for more.
+        room: usize,
+    },
+    /// The engine no longer takes ops.
+    #[error("the engine is shut down")]
+    ShutDown,
+    /// The key is empty.
+    #[error("key: empty")]
+    EmptyKey,
+    /// The key contains a NUL byte, where Mooncake's C interface would cut it.
+    #[error("key: NUL byte at offset {at}")]
+    NulInKey {
+        /// Offset of the first NUL byte.
+        at: usize,
+    },
+    /// The key is longer than the configured `max_key`.
+    #[error("key: {len} bytes, the limit max_key is {max}")]
+    KeyTooLong {
+        /// Length of the key in bytes.
+        len: usize,
+        /// The limit in bytes.
+        max: usize,
+    },
+    /// All places for keys of more than 255 bytes are in use.
+    #[error("key: all {places} places for keys over 255 bytes are in use (long_keys)")]
+    NoLongKeyPlace {
+        /// How many places there are.
+        places: usize,
+    },
+    /// The buffer has length zero.
+    #[error("{op}: the buffer has length zero")]
+    ZeroLength {
+        /// The op kind.
+        op: crate::OpKind,
+    },
+    /// The span doesn't lie inside its region.
+    #[error("{op}: span {offset}+{len} is outside the region of {region_len} bytes")]
+    OutsideRegion {
+        /// The op kind.
+        op: crate::OpKind,
+        /// Offset of the span in bytes.
+        offset: usize,
+        /// Length of the span in bytes.
+        len: usize,
+        /// Length of the region in bytes.
+        region_len: usize,
+    },
+    /// The span or slot belongs to a region that this engine was not started with.
+    #[error("{op}: the region is not one of this engine's")]
+    UnknownRegion {
+        /// The op kind.
+        op: crate::OpKind,
+    },
+    /// The span crosses from one registered piece of the region into the next.
+    #[error("{op}: span {offset}+{len} crosses the registration boundary at {boundary}")]
+    AcrossRegistration {
+        /// The op kind.
+        op: crate::OpKind,
+        /// Offset of the span in bytes.
+        offset: usize,
+        /// Length of the span in bytes.
+        len: usize,
+        /// Offset of the first boundary that it crosses.
+        boundary: usize,
+    },
+    /// The memory is not in a registered region, and the store needs that.
+    #[error("{op}: {len} bytes at {addr:#x} are not inside one registered region")]
+    NotRegistered {
+        /// The op kind.
+        op: crate::OpKind,
+        /// Address of the first byte.
+        addr: usize,
+        /// Length in bytes.
+        len: usize,
+    },
+    /// The span overlaps one of an op in flight (checked in debug builds only).
+    #[error("{op}: span {offset}+{len} overlaps the span of an op in flight")]
+    Overlap {
+        /// The op kind.
+        op: crate::OpKind,
+        /// Offset of the span in bytes.
+        offset: usize,
+        /// Length of the span in bytes.
+        len: usize,
+    },
+}
+
+/// A refused op: the reason, and the op whole.
+#[derive(Debug)]
+pub struct Refused<T> {
+    /// Why.
+    pub reason: SubmitError,
+    /// What was refused; nothing of it was used.
+    pub op: T,
+}
+
+impl<T> std::fmt::Display for Refused<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.reason.fmt(f)
+    }
+}
+
+impl<T: std::fmt::Debug> std::error::Error for Refused<T> {}
+
+/// What a client's op ended with when it did not go well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClientError {
+    /// The op was refused and never ran.
+    #[error("refused: {0}")]
+    Refused(#[from] SubmitError),
+    /// The op was accepted and failed.
+    #[error(transparent)]
+    Failed(#[from] OpError),
+}

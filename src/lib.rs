@@ -1,0 +1,8 @@
+//! Moonring: an io_uring-style, lock-free submission engine in front of Mooncake Store.
+
+mod error;
+mod op;
+pub mod store;
+
+pub use error::{ClientError, OpError, Refused, SubmitError};
+pub use op::{OpKind, StoreOutcome};
