@@ -1,1 +1,38 @@
-//! The rings of Moonring.
+//! The lock-free parts of Moonring: rings, the wake word, and the table of ops in flight.
+//!
+//! | module | what | producers / consumers |
+//! | --- | --- | --- |
+//! | [`spsc`] | ring of any type; reserve, fill in place, publish once | one / one at a time (consumer token) |
+//! | [`mpmc`] | ring of 63-bit words; n places by one claim, or none | many / many |
+//! | [`completion`] | ring of two-word completions that can't overflow | many / one |
+//! | [`park`] | the wake word: announce, look again, sleep; publish, fence, wake | |
+//! | [`slots`] | tickets with index and generation, the state of each op in flight, credits | |
+//!
+//! Nothing here knows of stores, of what threads are for, or of foreign calls. All atomics come through
+//! [`sync`], where the model checker `loom` can stand in (`--cfg loom`); the models are in `tests/loom.rs`.
+
+pub mod completion;
+pub mod mpmc;
+pub mod park;
+pub mod slots;
+pub mod spsc;
+#[doc(hidden)]
+pub mod sync;
+
+/// A ring had no room; what was to be pushed comes back.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Full<T> {
+    /// What was refused.
+    pub value: T,
+    /// A hint: places that were free when this was found out. Less than was asked for.
+    pub room: usize,
+}
+
+/// Why nothing could be pushed.
+#[derive(Debug, PartialEq, Eq)]
+pub enum PushError<T> {
+    /// No room for all of it.
+    Full(Full<T>),
+    /// The ring is closed.
+    Closed(T),
+}

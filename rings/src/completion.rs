@@ -1,0 +1,123 @@
+//! The completion ring: many threads push, one reads, and it can't overflow.
+//!
+//! An entry is a 63-bit word and a 64-bit value. The owner of the ring bounds what is in it by credits: at most
+//! two notices per credit, and a capacity of at least twice the credits. So a push has nothing to check, the
+//! reader's position is the reader's alone, and room needs no shared counter.
+//!
+//! As in [`mpmc`](crate::mpmc), a lap bit beside the word says whether the entry was published in this lap.
+//!
+//! **Progress**: a push is wait-free. A pusher stopped between its claim and its publication delays the entries
+//! behind it; the reader never waits, it finds less.
+
+use crossbeam_utils::CachePadded;
+
+use crate::sync::{AtomicU64, Ordering};
+
+struct Entry {
+    /// The word and the lap bit. Written last (Release), read first (Acquire).
+    word: AtomicU64,
+    value: AtomicU64,
+}
+
+/// The ring. Shared by reference.
+pub struct CompletionRing {
+    /// End of what is claimed.
+    tail: CachePadded<AtomicU64>,
+    entries: Box<[Entry]>,
+    mask: u64,
+    shift: u32,
+}
+
+/// Where the reader is.
+#[derive(Debug, Default)]
+pub struct Cursor(u64);
+
+impl CompletionRing {
+    /// A ring for `credits` ops with two notices each.
+    pub fn new(credits: usize) -> Self {
+        let capacity = (credits.max(1) * 2).next_power_of_two();
+        Self {
+            tail: CachePadded::new(AtomicU64::new(0)),
+            entries: (0..capacity)
+                .map(|_| Entry {
+                    word: AtomicU64::new(0),
+                    value: AtomicU64::new(0),
+                })
+                .collect(),
+            mask: capacity as u64 - 1,
+            shift: capacity.trailing_zeros(),
+        }
+    }
+
+    #[inline(always)]
+    fn entry(&self, position: u64) -> &Entry {
+        // SAFETY: `position & mask` is below the length of `entries`, a power of two.
+        unsafe { self.entries.get_unchecked((position & self.mask) as usize) }
+    }
+
+    #[inline(always)]
+    fn lap_bit(&self, position: u64) -> u64 {
+        ((position >> self.shift) & 1) ^ 1
+    }
+
+    /// Pushes one entry for each item. The word must be below 2^63.
+    ///
+    /// The caller vouches that the credits leave room for them; too many would overwrite entries unread.
+    #[inline]
+    pub fn push_all(&self, items: impl ExactSizeIterator<Item = (u64, u64)>) {
+        // Relaxed: the claim publishes nothing. That the places have been read follows from the credits: an op is
+        // accepted after its place's last entry was read, by the thread that read it, and acceptance
+        // happens before its completion.
+        let first = self.tail.fetch_add(items.len() as u64, Ordering::Relaxed);
+        for (position, (word, value)) in (first..).zip(items) {
+            let entry = self.entry(position);
+            entry.value.store(value, Ordering::Relaxed);
+            // Release pairs with the Acquire load in `pop`: the value is written, and all that the op wrote.
+            entry
+                .word
+                .store(word << 1 | self.lap_bit(position), Ordering::Release);
+        }
+    }
+
+    /// The next entry, for the one reader that owns the cursor.
+    #[inline]
+    pub fn pop(&self, cursor: &mut Cursor) -> Option<(u64, u64)> {
+        let entry = self.entry(cursor.0);
+        // Acquire pairs with the Release store in `push_all`.
+        let word = entry.word.load(Ordering::Acquire);
+        if word & 1 != self.lap_bit(cursor.0) {
+            return None;
+        }
+        let value = entry.value.load(Ordering::Relaxed);
+        cursor.0 += 1;
+        Some((word >> 1, value))
+    }
+
+    /// Whether `pop` would find the entry `ahead` places after the next one. Entries before it may be missing.
+    #[inline]
+    pub fn has_ready(&self, cursor: &Cursor, ahead: usize) -> bool {
+        let position = cursor.0 + ahead as u64;
+        self.entry(position).word.load(Ordering::Acquire) & 1 == self.lap_bit(position)
+    }
+
+    /// Entries claimed since the ring was made.
+    pub fn pushed(&self) -> u64 {
+        self.tail.load(Ordering::Acquire)
+    }
+}
+
+impl Cursor {
+    /// Entries read since the ring was made.
+    pub fn popped(&self) -> u64 {
+        self.0
+    }
+}
+
+impl core::fmt::Debug for CompletionRing {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("CompletionRing")
+            .field("capacity", &self.entries.len())
+            .field("pushed", &self.pushed())
+            .finish()
+    }
+}

@@ -1,0 +1,487 @@
+//! A bounded ring with one producer and one consumer *at a time*.
+//!
+//! ```text
+//!            head                tail            staged
+//!             │ taken by the       │ published     │ filled, not shown yet
+//!   ──────────▼────────────────────▼───────────────▼──────────
+//!    free     │ ready to be taken  │ the producer's│   free
+//! ```
+//!
+//! The producer fills places beyond `tail` and shows them with one store ([`Producer::publish`]); it reads the
+//! consumer's `head` only when its cached copy says that the ring is full. The consumer does the same with
+//! `tail`.
+//!
+//! Several threads may hold the [`Consumer`]; the **consumer token** makes them take turns:
+//! [`Consumer::try_lock`] is one swap that never waits, and what it returns, a [`Taker`], is the consumer.
+//! A thread that leaves places behind, or finds the token taken, must see to it that somebody looks again;
+//! the engine's ready bits do that (see [`park`](crate::park)).
+//!
+//! **Progress**: `stage`, `publish`, `peek`, `advance` are wait-free. A consumer stopped while it holds the token
+//! keeps the others away from this ring until it goes on; the producer is not hindered until the ring is full.
+
+use core::fmt;
+use core::mem::MaybeUninit;
+
+use crossbeam_utils::CachePadded;
+
+use crate::sync::{Arc, AtomicBool, AtomicUsize, Ordering, UnsafeCell};
+use crate::{Full, PushError};
+
+/// Makes a ring with room for at least `capacity` values (rounded up to a power of two, at least 1).
+pub fn ring<T>(capacity: usize) -> (Producer<T>, Consumer<T>) {
+    let capacity = capacity.max(1).next_power_of_two();
+    let shared = Arc::new(Shared {
+        tail: CachePadded::new(AtomicUsize::new(0)),
+        head: CachePadded::new(AtomicUsize::new(0)),
+        turn: CachePadded::new(Turn {
+            token: AtomicBool::new(false),
+            cached_tail: UnsafeCell::new(0),
+        }),
+        closed: AtomicBool::new(false),
+        mask: capacity - 1,
+        places: (0..capacity)
+            .map(|_| UnsafeCell::new(MaybeUninit::uninit()))
+            .collect(),
+    });
+    let producer = Producer {
+        shared: Arc::clone(&shared),
+        published: 0,
+        staged: 0,
+        cached_head: 0,
+    };
+    (producer, Consumer { shared })
+}
+
+struct Shared<T> {
+    /// End of what is published. Written by the producer, Release; read by the consumer, Acquire.
+    tail: CachePadded<AtomicUsize>,
+    /// Begin of what is not taken yet. Written by the token's holder, Release; read by the producer, Acquire.
+    head: CachePadded<AtomicUsize>,
+    turn: CachePadded<Turn>,
+    /// Written by `Producer::close`, Release, after its last publication; read by `Taker::is_closed`, Acquire.
+    closed: AtomicBool,
+    mask: usize,
+    places: Box<[UnsafeCell<MaybeUninit<T>>]>,
+}
+
+/// What the consumers share among themselves.
+struct Turn {
+    /// True while somebody is the consumer. Taken by a swap with Acquire in `try_lock`, given back by a Release
+    /// store in `Taker::drop`: the next holder sees the last one's `head` and `cached_tail`.
+    token: AtomicBool,
+    /// The holder's last look at `tail`.
+    cached_tail: UnsafeCell<usize>,
+}
+
+// SAFETY: values go from one thread to another, which `T: Send` allows; who may touch which place is decided by
+// `head` and `tail`, and who may be the consumer by `token`.
+unsafe impl<T: Send> Send for Shared<T> {}
+// SAFETY: as above. No `&T` is ever given to two threads at a time, so `T: Sync` isn't needed.
+unsafe impl<T: Send> Sync for Shared<T> {}
+
+impl<T> Shared<T> {
+    /// # Safety
+    /// The place at `index` must be the caller's to write, and hold no value.
+    #[inline(always)]
+    unsafe fn write(&self, index: usize, value: T) {
+        // SAFETY: `index & mask` is below the length of `places`, a power of two; the caller owns the place.
+        unsafe {
+            self.places
+                .get_unchecked(index & self.mask)
+                .with_mut(|p| (*p).write(value));
+        }
+    }
+
+    /// # Safety
+    /// The place at `index` must be the caller's to read and hold a value, which must not be used again.
+    #[inline(always)]
+    unsafe fn read(&self, index: usize) -> T {
+        // SAFETY: as in `write`; the caller vouches for the value.
+        unsafe {
+            self.places
+                .get_unchecked(index & self.mask)
+                .with(|p| (*p).assume_init_read())
+        }
+    }
+}
+
+impl<T> Drop for Shared<T> {
+    fn drop(&mut self) {
+        // Both sides are gone, and the last `Arc` clone to go orders their accesses before this.
+        let tail = self.tail.load(Ordering::Relaxed);
+        let mut head = self.head.load(Ordering::Relaxed);
+        while head != tail {
+            // SAFETY: places between head and tail hold published values that nobody took.
+            drop(unsafe { self.read(head) });
+            head = head.wrapping_add(1);
+        }
+    }
+}
+
+/// The side that fills the ring. Not `Clone`: there is one.
+pub struct Producer<T> {
+    shared: Arc<Shared<T>>,
+    published: usize,
+    staged: usize,
+    cached_head: usize,
+}
+
+impl<T> Producer<T> {
+    /// Number of places.
+    pub fn capacity(&self) -> usize {
+        self.shared.mask + 1
+    }
+
+    /// Whether there are `n` free places, with a fresh look at the consumer only if need be.
+    #[inline]
+    fn has_room(&mut self, n: usize) -> bool {
+        self.free_by_cache() >= n || {
+            // Acquire pairs with the Release store in `Taker::advance`: the taken values have been read.
+            self.cached_head = self.shared.head.load(Ordering::Acquire);
+            self.free_by_cache() >= n
+        }
+    }
+
+    #[inline]
+    fn free_by_cache(&self) -> usize {
+        self.capacity() - self.staged.wrapping_sub(self.cached_head)
+    }
+
+    /// How many values could be staged now.
+    pub fn room(&mut self) -> usize {
+        self.has_room(self.capacity());
+        self.free_by_cache()
+    }
+
+    /// Fills the next place without showing it. A full ring hands the value back.
+    #[inline]
+    pub fn stage(&mut self, value: T) -> Result<(), Full<T>> {
+        if !self.has_room(1) {
+            return Err(Full { value, room: 0 });
+        }
+        // SAFETY: `has_room` says that the consumer has given this place back, and it lies beyond `tail`, where only
+        // the one producer goes.
+        unsafe { self.shared.write(self.staged, value) };
+        self.staged = self.staged.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Shows everything that is staged, by one store. Returns how many values that were.
+    #[inline]
+    pub fn publish(&mut self) -> usize {
+        let n = self.staged.wrapping_sub(self.published);
+        if n > 0 {
+            // Release pairs with the Acquire load of `tail` in `Taker::available`: the values are written.
+            self.shared.tail.store(self.staged, Ordering::Release);
+            self.published = self.staged;
+        }
+        n
+    }
+
+    /// Stages one value and publishes.
+    #[inline]
+    pub fn push(&mut self, value: T) -> Result<(), Full<T>> {
+        self.stage(value)?;
+        self.publish();
+        Ok(())
+    }
+
+    /// Sets `n` places aside, or none.
+    ///
+    /// Dropping the reservation without [`commit`](Reservation::commit) gives the places back and drops what was
+    /// filled in. However long it is kept, the consumer sees only what was published before.
+    pub fn reserve(&mut self, n: usize) -> Result<Reservation<'_, T>, Full<()>> {
+        if !self.has_room(n) {
+            return Err(Full {
+                value: (),
+                room: self.free_by_cache(),
+            });
+        }
+        Ok(Reservation {
+            first: self.staged,
+            left: n,
+            producer: self,
+        })
+    }
+
+    /// Says that nothing more comes. The consumer sees it after it has taken everything.
+    pub fn close(&mut self) {
+        self.publish();
+        self.shared.closed.store(true, Ordering::Release);
+    }
+
+    /// Values published since the ring was made, modulo 2^64.
+    pub fn published(&self) -> usize {
+        self.published
+    }
+}
+
+impl<T> Drop for Producer<T> {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl<T> fmt::Debug for Producer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Producer")
+            .field("capacity", &self.capacity())
+            .field("published", &self.published)
+            .field("staged", &self.staged)
+            .finish()
+    }
+}
+
+/// Places set aside by [`Producer::reserve`].
+#[derive(Debug)]
+pub struct Reservation<'a, T> {
+    producer: &'a mut Producer<T>,
+    first: usize,
+    left: usize,
+}
+
+impl<T> Reservation<'_, T> {
+    /// Fills the next place. All places full: the value comes back.
+    #[inline]
+    pub fn push(&mut self, value: T) -> Result<(), T> {
+        if self.left == 0 {
+            return Err(value);
+        }
+        self.left -= 1;
+        // SAFETY: the place was found free by `reserve`, lies beyond `tail`, and `&mut Producer` is the only producer.
+        unsafe { self.producer.shared.write(self.producer.staged, value) };
+        self.producer.staged = self.producer.staged.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Places not filled yet.
+    pub fn left(&self) -> usize {
+        self.left
+    }
+
+    /// Shows what was filled (and what was staged before), by one store. Places left over stay free.
+    #[inline]
+    pub fn commit(self) -> usize {
+        let mut this = core::mem::ManuallyDrop::new(self);
+        this.producer.publish()
+    }
+}
+
+impl<T> Drop for Reservation<'_, T> {
+    fn drop(&mut self) {
+        while self.producer.staged != self.first {
+            self.producer.staged = self.producer.staged.wrapping_sub(1);
+            // SAFETY: this reservation wrote the place and nobody has been shown it.
+            drop(unsafe { self.producer.shared.read(self.producer.staged) });
+        }
+    }
+}
+
+/// The right to become the consumer, one at a time.
+pub struct Consumer<T> {
+    shared: Arc<Shared<T>>,
+}
+
+impl<T> Consumer<T> {
+    /// Number of places.
+    pub fn capacity(&self) -> usize {
+        self.shared.mask + 1
+    }
+
+    /// Takes the consumer token, or `None` where another thread has it. Never waits.
+    #[inline]
+    pub fn try_lock(&self) -> Option<Taker<'_, T>> {
+        // Looking first spares the line a write where the token is taken. The swap's Acquire pairs with the
+        // Release store in `Taker::drop`.
+        if self.shared.turn.token.load(Ordering::Relaxed)
+            || self.shared.turn.token.swap(true, Ordering::Acquire)
+        {
+            return None;
+        }
+        Some(Taker {
+            head: self.shared.head.load(Ordering::Relaxed),
+            // SAFETY: the token is ours, so nobody else touches the cell.
+            tail: self.shared.turn.cached_tail.with(|p| unsafe { *p }),
+            shared: &self.shared,
+        })
+    }
+
+    /// Whether something published is not taken yet. A hint: it may change at once.
+    ///
+    /// Acquire on `tail`: what it says was published can be taken by who gets the token next.
+    #[inline]
+    pub fn has_ready(&self) -> bool {
+        self.shared.tail.load(Ordering::Acquire) != self.shared.head.load(Ordering::Relaxed)
+    }
+
+    /// How many values are published and not taken. A hint.
+    pub fn ready(&self) -> usize {
+        // Head first: it never passes a tail that is read later.
+        let head = self.shared.head.load(Ordering::Acquire);
+        self.shared.tail.load(Ordering::Acquire).wrapping_sub(head)
+    }
+
+    /// Values published since the ring was made, modulo 2^64.
+    pub fn published(&self) -> usize {
+        self.shared.tail.load(Ordering::Acquire)
+    }
+}
+
+impl<T> Clone for Consumer<T> {
+    fn clone(&self) -> Self {
+        Self {
+            shared: Arc::clone(&self.shared),
+        }
+    }
+}
+
+impl<T> fmt::Debug for Consumer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Consumer")
+            .field("capacity", &self.capacity())
+            .finish()
+    }
+}
+
+/// The consumer, for as long as this lives. Dropping it gives the token back.
+pub struct Taker<'a, T> {
+    shared: &'a Shared<T>,
+    head: usize,
+    tail: usize,
+}
+
+impl<T> Taker<'_, T> {
+    /// How many values can be taken, with a fresh look at the producer.
+    #[inline]
+    pub fn available(&mut self) -> usize {
+        // Acquire pairs with the Release store in `Producer::publish`: the values are there.
+        self.tail = self.shared.tail.load(Ordering::Acquire);
+        self.tail.wrapping_sub(self.head)
+    }
+
+    /// The value `i` places after the next one, if it is published.
+    #[inline]
+    pub fn peek(&mut self, i: usize) -> Option<&T> {
+        if self.tail.wrapping_sub(self.head) <= i && self.available() <= i {
+            return None;
+        }
+        let index = self.head.wrapping_add(i) & self.shared.mask;
+        // SAFETY: the place lies between head and tail, so it holds a published value, and the producer keeps off
+        // until `advance` gives it back, which needs `&mut self`.
+        Some(unsafe {
+            self.shared
+                .places
+                .get_unchecked(index)
+                .with(|p| (*p).assume_init_ref())
+        })
+    }
+
+    /// Takes the next value and gives its place back at once.
+    #[inline]
+    pub fn pop(&mut self) -> Option<T> {
+        self.take(1).next()
+    }
+
+    /// Takes up to `n` values; their places are given back together, when the chunk is dropped.
+    #[inline]
+    pub fn take(&mut self, n: usize) -> Chunk<'_, T> {
+        let mut ready = self.tail.wrapping_sub(self.head);
+        if ready < n {
+            ready = self.available();
+        }
+        Chunk {
+            at: self.head,
+            end: self.head.wrapping_add(ready.min(n)),
+            shared: self.shared,
+            head: &mut self.head,
+        }
+    }
+
+    /// True when the producer is closed and everything has been taken: nothing will ever come.
+    pub fn is_closed(&mut self) -> bool {
+        // `closed` first: the Acquire load makes the producer's last publication visible to `available`.
+        self.shared.closed.load(Ordering::Acquire) && self.available() == 0
+    }
+}
+
+impl<T> Drop for Taker<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: the token is still ours.
+        self.shared
+            .turn
+            .cached_tail
+            .with_mut(|p| unsafe { *p = self.tail });
+        // Release pairs with the Acquire swap in `try_lock`.
+        self.shared.turn.token.store(false, Ordering::Release);
+    }
+}
+
+impl<T> fmt::Debug for Taker<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Taker").finish_non_exhaustive()
+    }
+}
+
+/// Values that [`Taker::take`] took: an iterator. What is not iterated over is dropped with the chunk.
+pub struct Chunk<'a, T> {
+    shared: &'a Shared<T>,
+    head: &'a mut usize,
+    at: usize,
+    end: usize,
+}
+
+impl<T> Chunk<'_, T> {
+    /// Ends the chunk here: what was not iterated over stays in the ring.
+    pub fn stop(mut self) {
+        self.end = self.at;
+    }
+}
+
+impl<T> Iterator for Chunk<'_, T> {
+    type Item = T;
+
+    #[inline]
+    fn next(&mut self) -> Option<T> {
+        if self.at == self.end {
+            return None;
+        }
+        // SAFETY: places from head to tail hold published values; each is read once, for `at` only grows.
+        let value = unsafe { self.shared.read(self.at) };
+        self.at = self.at.wrapping_add(1);
+        Some(value)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let n = self.end.wrapping_sub(self.at);
+        (n, Some(n))
+    }
+}
+
+impl<T> ExactSizeIterator for Chunk<'_, T> {}
+
+impl<T> Drop for Chunk<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        while self.next().is_some() {}
+        if *self.head != self.at {
+            *self.head = self.at;
+            // Release pairs with the Acquire load of `head` in `Producer::has_room`: the values have been read.
+            self.shared.head.store(self.at, Ordering::Release);
+        }
+    }
+}
+
+impl<T> fmt::Debug for Chunk<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Chunk")
+            .field("left", &self.size_hint().0)
+            .finish()
+    }
+}
+
+impl<T> From<Full<T>> for PushError<T> {
+    fn from(full: Full<T>) -> Self {
+        PushError::Full(full)
+    }
+}
