@@ -52,6 +52,12 @@ impl WakeWord {
         fence(Ordering::SeqCst);
     }
 
+    /// Sets a flag that is no announcement of sleep; false where it was set already.
+    #[inline]
+    pub fn set_flag(&self, bit: u64) -> bool {
+        self.0.fetch_or(bit, Ordering::Relaxed) & bit == 0
+    }
+
     /// Clears `bits`; returns those that were still set. The others have been taken by somebody who wakes.
     #[inline]
     pub fn retract(&self, bits: u64) -> u64 {

@@ -134,7 +134,7 @@ impl<T> Producer<T> {
 
     /// Whether there are `n` free places, with a fresh look at the consumer only if need be.
     #[inline]
-    fn has_room(&mut self, n: usize) -> bool {
+    pub fn has_room(&mut self, n: usize) -> bool {
         self.free_by_cache() >= n || {
             // Acquire pairs with the Release store in `Taker::advance`: the taken values have been read.
             self.cached_head = self.shared.head.load(Ordering::Acquire);

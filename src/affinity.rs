@@ -1,0 +1,41 @@
+//! Which cores the workers get.
+
+use core_affinity::CoreId;
+
+use crate::StartError;
+use crate::config::CoreChoice;
+
+/// The cores that the calling thread may use: `taskset`, `cpuset` and containers are in its mask.
+pub(crate) fn allowed() -> Vec<usize> {
+    let cores = core_affinity::get_core_ids().unwrap_or_default();
+    cores.into_iter().map(|core| core.id).collect()
+}
+
+/// A core for each of `workers` workers, in the order of their numbers; `None`: not pinned.
+///
+/// At most one worker per core; surplus workers are not pinned.
+pub(crate) fn assign(
+    choice: &CoreChoice,
+    allowed: &[usize],
+    workers: usize,
+) -> Result<Vec<Option<usize>>, StartError> {
+    let cores: &[usize] = match choice {
+        CoreChoice::None => &[],
+        CoreChoice::Auto => allowed,
+        CoreChoice::List(list) => {
+            if let Some(&core) = list.iter().find(|core| !allowed.contains(core)) {
+                return Err(StartError::Core {
+                    core,
+                    allowed: allowed.to_vec(),
+                });
+            }
+            list
+        }
+    };
+    Ok((0..workers).map(|w| cores.get(w).copied()).collect())
+}
+
+/// Pins the calling thread.
+pub(crate) fn pin(core: usize) -> bool {
+    core_affinity::set_for_current(CoreId { id: core })
+}

@@ -1,0 +1,529 @@
+//! Merging: from many callers' ops to one store call, and back.
+//!
+//! A worker fills a batch with ops that it has claimed, of one kind. A key stands in a call at most once
+//! (Mooncake fills only the last of several buffers of one key and reports success for all):
+//!
+//! | kind | equal keys |
+//! | --- | --- |
+//! | lookup | one key; all get its answer |
+//! | retrieve | one key with the longest buffer, the **leader**'s; followers are copied out of it, each settled against its own buffer |
+//! | store | folded where address and length are identical; others go in a further call |
+//! | delete | one key where `force` is equal; others go in a further call |
+//!
+//! A leader's bytes are copied before any op of the batch is completed, so nobody has its buffer back yet.
+//!
+//! All arrays are made once, for the largest batch.
+
+use std::ffi::c_char;
+use std::num::NonZeroU64;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use moonring_rings::slots::Ticket;
+
+use crate::inflight::{Descriptor, EXACT, FORCE, OpTable};
+use crate::stats::LaneRecorder;
+use crate::store::{
+    CallResult, DeleteBatch, Keys, LookupBatch, RawResult, RetrieveBatch, Store, StoreBatch, UNSET,
+};
+use crate::{OpError, OpKind};
+
+/// An op that this worker has claimed.
+struct Op {
+    ticket: Ticket,
+    descriptor: *const Descriptor,
+    /// Its key's place in the call.
+    place: u32,
+    result: RawResult,
+}
+
+/// Ops of one source that lie side by side in the batch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run {
+    pub(crate) source: usize,
+    start: usize,
+    end: usize,
+}
+
+/// What a batch may hold.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    pub(crate) ops: usize,
+    pub(crate) bytes: usize,
+}
+
+pub(crate) struct Batch {
+    ops: Vec<Op>,
+    runs: Vec<Run>,
+    bytes: usize,
+    call: Call,
+    /// Ops that must wait for a further call, by their index in `ops`.
+    later: Vec<u32>,
+    now: Vec<u32>,
+    callers: Callers,
+}
+
+/// The arrays of one store call: place `i` of each belongs to one key.
+struct Call {
+    keys: Vec<*const c_char>,
+    key_lens: Vec<usize>,
+    bufs: Vec<*mut u8>,
+    buf_lens: Vec<usize>,
+    results: Vec<RawResult>,
+    /// The op, by its index, whose buffer the key's is.
+    leaders: Vec<u32>,
+    seen: Seen,
+}
+
+// SAFETY: the pointers are to ops that the worker which owns the batch has claimed; the batch is empty when it moves.
+unsafe impl Send for Batch {}
+
+impl Batch {
+    pub(crate) fn new(max_ops: usize) -> Self {
+        Self {
+            ops: Vec::with_capacity(max_ops),
+            runs: Vec::with_capacity(max_ops),
+            bytes: 0,
+            call: Call {
+                keys: Vec::with_capacity(max_ops),
+                key_lens: Vec::with_capacity(max_ops),
+                bufs: Vec::with_capacity(max_ops),
+                buf_lens: Vec::with_capacity(max_ops),
+                results: Vec::with_capacity(max_ops),
+                leaders: Vec::with_capacity(max_ops),
+                seen: Seen::new(max_ops),
+            },
+            later: Vec::with_capacity(max_ops),
+            now: Vec::with_capacity(max_ops),
+            callers: Callers::new(),
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ops.is_empty()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.ops.len()
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+
+    /// Claims what a ring gave and takes it in as one run; entries whose op has ended already are left out.
+    ///
+    /// The words must be tickets of `table`, and no more than the batch has room for.
+    pub(crate) fn admit(&mut self, source: usize, table: &OpTable, words: &[u64]) {
+        let start = self.ops.len();
+        for &word in words {
+            let ticket = Ticket::from_word(word);
+            if !table.ops().claim(ticket) {
+                continue;
+            }
+            // SAFETY: just claimed: nobody writes the descriptor until this worker finishes the op.
+            let descriptor = unsafe { table.ops().peek(ticket.index()) };
+            // SAFETY: as above.
+            self.bytes += unsafe { (*descriptor).len() };
+            self.ops.push(Op {
+                ticket,
+                descriptor,
+                place: 0,
+                result: UNSET,
+            });
+        }
+        let end = self.ops.len();
+        if start < end {
+            self.runs.push(Run { source, start, end });
+        }
+    }
+
+    /// Ends every op with `error`, without a store call.
+    pub(crate) fn fail_all(&mut self, error: OpError) {
+        for op in &mut self.ops {
+            op.result = Err(error);
+        }
+    }
+
+    /// Executes the ops; afterwards each has its result.
+    pub(crate) fn execute(
+        &mut self,
+        kind: OpKind,
+        store: &dyn Store,
+        clock: &quanta::Clock,
+        stats: &LaneRecorder,
+    ) {
+        self.later.clear();
+        let all = self.ops.len() as u32;
+        self.pass(kind, store, clock, stats, 0..all, true);
+        while !self.later.is_empty() {
+            // Rare: equal keys that can't be folded. Each round settles at least the first of them.
+            std::mem::swap(&mut self.later, &mut self.now);
+            self.later.clear();
+            let now = std::mem::take(&mut self.now);
+            self.pass(kind, store, clock, stats, now.iter().copied(), false);
+            self.now = now;
+        }
+    }
+
+    /// One store call for those of `todo` that can share it; the others go to `later`.
+    fn pass(
+        &mut self,
+        kind: OpKind,
+        store: &dyn Store,
+        clock: &quanta::Clock,
+        stats: &LaneRecorder,
+        todo: impl Iterator<Item = u32> + Clone,
+        first: bool,
+    ) {
+        self.call.clear();
+        let mut force = None;
+        let mut ops = 0u64;
+        self.callers.clear();
+        for i in todo.clone() {
+            let op = &self.ops[i as usize];
+            // SAFETY: the op is claimed, see `admit`.
+            let d = unsafe { &*op.descriptor };
+            if kind == OpKind::Delete && *force.get_or_insert(d.flags & FORCE) != d.flags & FORCE {
+                self.later.push(i);
+                self.ops[i as usize].place = LATER;
+                continue;
+            }
+            let place = self.call.place(kind, i, d, &self.ops);
+            self.ops[i as usize].place = place;
+            if place == LATER {
+                self.later.push(i);
+                continue;
+            }
+            ops += 1;
+            self.callers.add(d.caller);
+        }
+
+        let begin = clock.raw();
+        let answer = self.call.run(kind, store, force == Some(FORCE));
+        let end = clock.raw();
+
+        if first {
+            self.record_waits(clock, stats, begin);
+        }
+        let call_ns = clock.delta_as_nanos(begin, end);
+        stats.call(self.call.keys.len() as u64, ops, self.callers.count, call_ns);
+        let error = match answer {
+            Ok(n) if n == self.call.keys.len() => None,
+            Ok(_) => Some(OpError::WrongResultCount),
+            Err(error) => Some(error),
+        };
+        if let Some(error) = error {
+            self.call.results.fill(Err(error));
+        }
+        self.settle(kind, todo, stats);
+    }
+
+    /// Gives each op of the pass its own result.
+    fn settle(&mut self, kind: OpKind, todo: impl Iterator<Item = u32>, stats: &LaneRecorder) {
+        let (mut folded, mut folded_bytes, mut moved) = (0, 0, 0);
+        for i in todo {
+            let op = &self.ops[i as usize];
+            if op.place == LATER {
+                continue;
+            }
+            let place = op.place as usize;
+            let leads = self.call.leaders[place] == i;
+            folded += u64::from(!leads);
+            let mut result = self.call.results[place];
+            // SAFETY: the op is claimed, see `admit`.
+            let d = unsafe { &*op.descriptor };
+            match kind {
+                OpKind::Retrieve => {
+                    if let Ok(len) = result {
+                        let from = (self.call.bufs[place], self.call.buf_lens[place]);
+                        result = settle_retrieve(d, len, from, leads);
+                        if result.is_ok() && leads {
+                            moved += len;
+                        } else if result.is_ok() {
+                            folded_bytes += len;
+                        }
+                    }
+                }
+                OpKind::Store if result.is_ok() && leads => moved += d.len() as u64,
+                _ => {}
+            }
+            self.ops[i as usize].result = result;
+        }
+        if folded > 0 {
+            stats.folded(folded, folded_bytes);
+        }
+        if moved > 0 {
+            stats.moved(moved);
+        }
+    }
+
+    /// How long each op waited for its call to begin. Ops published together share a time.
+    fn record_waits(&self, clock: &quanta::Clock, stats: &LaneRecorder, begin: u64) {
+        self.each_time(|submitted, n| stats.op_waits(clock.delta_as_nanos(submitted, begin), n));
+    }
+
+    /// Counts how the ops ended and how long they took until `now`. The last step before they are completed.
+    pub(crate) fn record_ends(
+        &self,
+        kind: OpKind,
+        clock: &quanta::Clock,
+        stats: &LaneRecorder,
+        now: u64,
+    ) {
+        self.each_time(|submitted, n| stats.op_totals(clock.delta_as_nanos(submitted, now), n));
+        let mut ok = [0u64; 3];
+        for op in &self.ops {
+            match &op.result {
+                // Lookups say 0 or 1, stores 0, 1 or 2; what others say is a length or nothing.
+                Ok(value) if matches!(kind, OpKind::Lookup | OpKind::Store) => {
+                    ok[(*value).min(2) as usize] += 1;
+                }
+                Ok(_) => ok[0] += 1,
+                Err(_) => stats.result(&op.result, 1),
+            }
+        }
+        for (value, &n) in ok.iter().enumerate() {
+            if n > 0 {
+                stats.result(&Ok(value as u64), n);
+            }
+        }
+    }
+
+    /// Calls `f(submitted, n)` for each stretch of `n` ops with one time.
+    fn each_time(&self, mut f: impl FnMut(u64, u64)) {
+        let mut stretch = None;
+        for op in &self.ops {
+            // SAFETY: the op is claimed, see `admit`.
+            let submitted = unsafe { (*op.descriptor).submitted };
+            stretch = match stretch {
+                Some((time, n)) if time == submitted => Some((time, n + 1)),
+                Some((time, n)) => {
+                    f(time, n);
+                    Some((submitted, 1))
+                }
+                None => Some((submitted, 1)),
+            };
+        }
+        if let Some((time, n)) = stretch {
+            f(time, n);
+        }
+    }
+
+    /// Tickets and results of a run.
+    pub(crate) fn ends(
+        &self,
+        run: Run,
+    ) -> impl ExactSizeIterator<Item = (Ticket, RawResult)> + Clone + '_ {
+        self.ops[run.start..run.end]
+            .iter()
+            .map(|op| (op.ticket, op.result))
+    }
+
+    /// Forgets everything, after all ops were finished.
+    pub(crate) fn clear(&mut self) {
+        self.ops.clear();
+        self.runs.clear();
+        self.bytes = 0;
+    }
+}
+
+/// The place of an op that can't be in this call.
+const LATER: u32 = u32::MAX;
+
+impl Call {
+    fn clear(&mut self) {
+        self.keys.clear();
+        self.key_lens.clear();
+        self.bufs.clear();
+        self.buf_lens.clear();
+        self.results.clear();
+        self.leaders.clear();
+        self.seen.clear();
+    }
+
+    /// Finds the op's place: a new one, that of an equal key, or [`LATER`].
+    #[inline]
+    fn place(&mut self, kind: OpKind, index: u32, d: &Descriptor, ops: &[Op]) -> u32 {
+        let new = self.keys.len() as u32;
+        let equal = self.seen.find_or_insert(d.hash, new, |place| {
+            let place = place as usize;
+            // SAFETY: the leader is claimed, and its hash is compared before its key.
+            let leader = unsafe { &*ops[self.leaders[place] as usize].descriptor };
+            leader.hash == d.hash && key_of(leader) == key_of(d)
+        });
+        let Some(place) = equal else {
+            self.keys.push(d.key.cast());
+            self.key_lens.push(d.key_len as usize);
+            self.bufs.push(d.buf);
+            self.buf_lens.push(d.len());
+            self.leaders.push(index);
+            return new;
+        };
+        let at = place as usize;
+        match kind {
+            OpKind::Retrieve if d.len() > self.buf_lens[at] => {
+                self.bufs[at] = d.buf;
+                self.buf_lens[at] = d.len();
+                self.leaders[at] = index;
+            }
+            OpKind::Store if d.buf != self.bufs[at] || d.len() != self.buf_lens[at] => return LATER,
+            _ => {}
+        }
+        place
+    }
+
+    /// The store call. A panic of the store is an answer like others.
+    fn run(&mut self, kind: OpKind, store: &dyn Store, force: bool) -> CallResult {
+        self.results.resize(self.keys.len(), UNSET);
+        // SAFETY: places point to keys that stay as they are until their ops are finished, after this call; the arrays
+        // have one length.
+        let keys = unsafe { Keys::new(&self.keys, &self.key_lens, &mut self.results) };
+        let (bufs, lens) = (self.bufs.as_slice(), self.buf_lens.as_slice());
+        let call = AssertUnwindSafe(|| match kind {
+            OpKind::Lookup => store.batch_exists(&mut LookupBatch { keys }),
+            OpKind::Retrieve => {
+                // SAFETY: each buffer belongs to an op that was accepted and not released: its submitter vouched that
+                // nobody else touches it. No buffer stands twice, for no op does.
+                store.batch_get_into(&mut unsafe { RetrieveBatch::new(keys, bufs, lens) })
+            }
+            OpKind::Store => {
+                // SAFETY: as above; nobody writes it.
+                store.batch_put_from(&mut unsafe { StoreBatch::new(keys, as_const(bufs), lens) })
+            }
+            OpKind::Delete => store.batch_remove(&mut DeleteBatch::new(keys, force)),
+        });
+        catch_unwind(call).unwrap_or_else(|payload| {
+            drop_quietly(payload);
+            Err(OpError::StorePanicked)
+        })
+    }
+}
+
+/// Drops what may panic while it is dropped: a panic's payload, a waker.
+pub(crate) fn drop_quietly<T>(value: T) {
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(value))) {
+        // A payload whose drop panics gives a payload: that one is leaked rather than asked again.
+        std::mem::forget(payload);
+    }
+}
+
+fn as_const(bufs: &[*mut u8]) -> &[*const u8] {
+    // SAFETY: `*mut u8` and `*const u8` have one layout.
+    unsafe { std::slice::from_raw_parts(bufs.as_ptr().cast(), bufs.len()) }
+}
+
+fn key_of(d: &Descriptor) -> &[u8] {
+    // SAFETY: `OpTable::queue` wrote the key there; the op is claimed, so it stays.
+    unsafe { std::slice::from_raw_parts(d.key, d.key_len as usize) }
+}
+
+/// A retrieve whose key was read: `len` bytes into `from`, the leader's buffer and its length.
+fn settle_retrieve(d: &Descriptor, len: u64, from: (*mut u8, usize), leads: bool) -> RawResult {
+    let (buf, buf_len) = from;
+    let object_len = NonZeroU64::new(len);
+    if len > buf_len as u64 {
+        return Err(OpError::BadResult);
+    }
+    if len > d.len() as u64 {
+        return Err(OpError::ShortBuffer { object_len });
+    }
+    if d.flags & EXACT != 0 && len != d.len() as u64 {
+        return Err(OpError::LengthMismatch { object_len });
+    }
+    if !leads {
+        // SAFETY: the store wrote `len` bytes at `buf` (the leader's buffer is not released yet), and the op's own buffer has
+        // at least as many and is claimed. `copy`, not `copy_nonoverlapping`: a submitter that broke its promise
+        // and gave one buffer twice shall not make it worse.
+        unsafe { std::ptr::copy(buf, d.buf, len as usize) };
+    }
+    Ok(len)
+}
+
+/// Which hashes are in a call: open addressing, emptied by a new stamp.
+struct Seen {
+    slots: Box<[(u32, u32)]>,
+    stamp: u32,
+}
+
+impl Seen {
+    fn new(max: usize) -> Self {
+        Self {
+            slots: vec![(0, 0); (max * 2).next_power_of_two()].into_boxed_slice(),
+            stamp: 0,
+        }
+    }
+
+    fn clear(&mut self) {
+        self.stamp = self.stamp.wrapping_add(1);
+        if self.stamp == 0 {
+            self.slots.fill((0, 0));
+            self.stamp = 1;
+        }
+    }
+
+    /// The place that was inserted with this hash and for which `equal` says yes; or inserts `place`.
+    #[inline]
+    fn find_or_insert(&mut self, hash: u64, place: u32, equal: impl Fn(u32) -> bool) -> Option<u32> {
+        let mask = self.slots.len() - 1;
+        let mut at = hash as usize & mask;
+        // Ends: there are twice as many slots as places.
+        loop {
+            let (stamp, other) = self.slots[at];
+            if stamp != self.stamp {
+                self.slots[at] = (self.stamp, place);
+                return None;
+            }
+            if equal(other) {
+                return Some(other);
+            }
+            at = (at + 1) & mask;
+        }
+    }
+}
+
+/// Counts the different callers of a call. Caller numbers share 8,192 places: beyond that many callers, a
+/// few may be counted as one.
+struct Callers {
+    stamps: Box<[u32]>,
+    stamp: u32,
+    count: u64,
+    last: u32,
+}
+
+impl Callers {
+    fn new() -> Self {
+        Self {
+            stamps: vec![0; 8192].into_boxed_slice(),
+            stamp: 0,
+            count: 0,
+            last: u32::MAX,
+        }
+    }
+
+    fn clear(&mut self) {
+        self.stamp = self.stamp.wrapping_add(1);
+        if self.stamp == 0 {
+            self.stamps.fill(0);
+            self.stamp = 1;
+        }
+        self.count = 0;
+        self.last = u32::MAX;
+    }
+
+    #[inline]
+    fn add(&mut self, caller: u16) {
+        if u32::from(caller) == self.last {
+            return;
+        }
+        self.last = u32::from(caller);
+        let stamp = &mut self.stamps[caller as usize % 8192];
+        if *stamp != self.stamp {
+            *stamp = self.stamp;
+            self.count += 1;
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! The in-flight table that all clients share, its credits, and who waits for one.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU16, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::Mutex;
+use std::task::Waker;
+
+use moonring_rings::park::publish_fence;
+use moonring_rings::slots::{Credits, Finished, Ticket};
+use moonring_rings::sync::UnsafeCell;
+use moonring_rings::{Full, PushError};
+
+use crate::engine::Shared;
+use crate::inflight::{Fill, OpTable};
+use crate::lane::CLIENTS;
+use crate::store::RawResult;
+use crate::submission::{Buffer, Submission};
+use crate::{Slot, SubmitError, key};
+
+/// Caller numbers below this are pairs'.
+const FIRST_CALLER: u16 = 4096;
+
+/// What an op's owner (its future, or the worker that finishes it when that is gone) keeps of it.
+#[derive(Default)]
+struct Cell {
+    slot: Option<Slot>,
+    long_place: Option<u32>,
+    /// The next op of the same batch.
+    next: Option<Ticket>,
+}
+
+pub(crate) struct Clients {
+    pub(crate) table: OpTable,
+    cells: Box<[UnsafeCell<Cell>]>,
+    credits: Credits,
+    long_places: Credits,
+    waiting: Waiting,
+    callers: AtomicU16,
+    refused: AtomicU64,
+}
+
+// SAFETY: a cell is touched only by who holds its entry's credit, see `moonring_rings::slots`.
+unsafe impl Sync for Clients {}
+
+impl Clients {
+    pub(crate) fn new(depth: usize, long_keys: usize, max_key: usize) -> Self {
+        let table = OpTable::new(depth, long_keys, max_key);
+        Self {
+            cells: (0..depth).map(|_| UnsafeCell::default()).collect(),
+            credits: Credits::new(depth),
+            long_places: Credits::new(table.long_key_places()),
+            waiting: Waiting::default(),
+            callers: AtomicU16::new(0),
+            refused: AtomicU64::new(0),
+            table,
+        }
+    }
+
+    /// A number for a new client, for `callers_per_call`. They come round again after 61,440 clients.
+    pub(crate) fn next_caller(&self) -> u16 {
+        let n = self.callers.fetch_add(1, Ordering::Relaxed);
+        FIRST_CALLER + n % (u16::MAX - FIRST_CALLER)
+    }
+
+    pub(crate) fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn count_refused(&self) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn credits_in_use(&self) -> usize {
+        self.table.depth().saturating_sub(self.credits.free())
+    }
+
+    /// Accepts an op and puts it into the ring; [`Shared::publish_clients`] shows it.
+    ///
+    /// On `Err` the submission is as it was.
+    pub(crate) fn push(
+        &self,
+        engine: &Shared,
+        submission: &mut Submission<'_>,
+        caller: u16,
+        submitted: u64,
+    ) -> Result<Ticket, SubmitError> {
+        let op = submission.op;
+        if engine.is_closing() {
+            return Err(SubmitError::ShutDown);
+        }
+        key::check(submission.key, engine.config.max_key)?;
+        let (buf, len) = engine.memory.target(op, &mut submission.buffer)?;
+        let depth = self.table.depth();
+        let index = self
+            .credits
+            .acquire()
+            .ok_or(SubmitError::NoCredit { depth })?;
+        let mut long_place = None;
+        if OpTable::is_long(submission.key) {
+            long_place = self.long_places.acquire();
+            if long_place.is_none() {
+                self.give_back(index, None);
+                let places = self.table.long_key_places();
+                return Err(SubmitError::NoLongKeyPlace { places });
+            }
+        }
+        let fill = Fill {
+            key: submission.key,
+            hash: engine.hasher.hash(submission.key),
+            buf,
+            len,
+            flags: submission.flags,
+            caller,
+            submitted,
+            long_place,
+        };
+        // SAFETY: credit and place were free, and are ours; the key was checked.
+        let ticket = unsafe { self.table.queue(index, &fill) };
+        // The cell before the push: afterwards a worker may finish the op, though only a detached one touches the cell.
+        self.with_cell(index, |cell| {
+            cell.long_place = long_place;
+            if let Buffer::Slot(slot) =
+                std::mem::replace(&mut submission.buffer, Buffer::None)
+            {
+                cell.slot = Some(slot);
+            }
+        });
+        match engine.lanes[op.index()].clients.push(ticket.to_word()) {
+            Ok(()) => Ok(ticket),
+            Err(error) => {
+                let slot = self.with_cell(index, |cell| cell.slot.take());
+                if let Some(slot) = slot {
+                    submission.buffer = Buffer::Slot(slot);
+                }
+                self.give_back(index, long_place);
+                Err(match error {
+                    PushError::Full(Full { room, .. }) => SubmitError::RingFull { op, room },
+                    PushError::Closed(_) => SubmitError::ShutDown,
+                })
+            }
+        }
+    }
+
+    /// The caller must hold the entry's credit.
+    fn with_cell<R>(&self, index: u32, f: impl FnOnce(&mut Cell) -> R) -> R {
+        // SAFETY: this module's functions pass only indices whose credit they hold.
+        self.cells[index as usize].with_mut(|cell| f(unsafe { &mut *cell }))
+    }
+
+    fn give_back(&self, index: u32, long_place: Option<u32>) {
+        if let Some(place) = long_place {
+            self.long_places.release(place);
+        }
+        self.credits.release(index);
+        self.waiting.notify();
+    }
+
+    /// Takes result and slot of an op that is done, and gives its credit back.
+    ///
+    /// # Safety
+    /// The caller must own the op, which must be done, and not use it again.
+    pub(crate) unsafe fn reap(&self, ticket: Ticket) -> (RawResult, Option<Slot>) {
+        let index = ticket.index();
+        // SAFETY: the caller owns the op, which is done.
+        let result = unsafe { self.table.result(index) };
+        let (slot, place) = self.with_cell(index, |c| (c.slot.take(), c.long_place.take()));
+        self.give_back(index, place);
+        (result, slot)
+    }
+
+    /// Ends ops. Their owners' wakers are put into `wakers`, to be woken when all are ended.
+    ///
+    /// # Safety
+    /// The caller must have claimed the tickets, which must be of this table, and not finished them.
+    pub(crate) unsafe fn complete(
+        &self,
+        ends: impl Iterator<Item = (Ticket, RawResult)>,
+        wakers: &mut Vec<Waker>,
+    ) {
+        for (ticket, result) in ends {
+            // SAFETY: the caller has claimed the op.
+            let finished = unsafe {
+                self.table.set_result(ticket.index(), result);
+                self.table.ops().finish(ticket)
+            };
+            match finished {
+                Finished::Quiet => {}
+                Finished::Wake(waker) => wakers.push(waker),
+                // SAFETY: the owner is gone: the entry is ours, and done.
+                Finished::Detached => drop(unsafe { self.reap(ticket) }),
+            }
+        }
+    }
+
+    /// Chains an op behind another of the same batch.
+    ///
+    /// # Safety
+    /// The caller must own both ops.
+    pub(crate) unsafe fn chain(&self, op: Ticket, next: Ticket) {
+        self.with_cell(op.index(), |cell| cell.next = Some(next));
+    }
+
+    /// Ends the chain here; returns the op that was chained behind this one.
+    ///
+    /// # Safety
+    /// The caller must own the op.
+    pub(crate) unsafe fn unchain(&self, op: Ticket) -> Option<Ticket> {
+        self.with_cell(op.index(), |cell| cell.next.take())
+    }
+
+    /// Who waits for credits.
+    pub(crate) fn waiting(&self) -> &Waiting {
+        &self.waiting
+    }
+}
+
+impl Shared {
+    /// Shows ops that were pushed into the lane's clients' ring to the workers.
+    #[inline]
+    pub(crate) fn publish_clients(&self, op: crate::OpKind) {
+        let lane = &self.lanes[op.index()];
+        publish_fence();
+        lane.mark_ready(CLIENTS);
+        // No look at `lane.is_closed()`: the ring itself is closed before the last worker leaves.
+        self.groups[lane.group].wake_one();
+    }
+}
+
+/// Futures that wait for a credit, first come first served. The lock is taken only when somebody waits.
+#[derive(Default)]
+pub(crate) struct Waiting {
+    /// How many are in the queue. Changed under the lock; read without it by `notify`.
+    count: AtomicUsize,
+    queue: Mutex<Queue>,
+}
+
+#[derive(Default)]
+struct Queue {
+    next: u64,
+    wakers: VecDeque<(u64, Waker)>,
+}
+
+impl Waiting {
+    /// Queues up, or renews the waker of `id`. Returns the place's id. Try for a credit again after this.
+    pub(crate) fn register(&self, id: Option<u64>, waker: &Waker) -> u64 {
+        let mut queue = self.queue.lock().unwrap_or_else(|e| e.into_inner());
+        let waiting = id.and_then(|id| queue.wakers.iter_mut().find(|(i, _)| *i == id));
+        let id = match waiting {
+            Some((id, old)) => {
+                old.clone_from(waker);
+                *id
+            }
+            None => {
+                queue.next += 1;
+                let id = queue.next;
+                queue.wakers.push_back((id, waker.clone()));
+                self.count.store(queue.wakers.len(), Ordering::Relaxed);
+                id
+            }
+        };
+        drop(queue);
+        // Pairs with the fence in `notify`: a credit given back after our next try wakes us.
+        fence(Ordering::SeqCst);
+        id
+    }
+
+    /// Leaves the queue. False where somebody has woken us already: a credit may be meant for us.
+    pub(crate) fn leave(&self, id: u64) -> bool {
+        let mut queue = self.queue.lock().unwrap_or_else(|e| e.into_inner());
+        let at = queue.wakers.iter().position(|(i, _)| *i == id);
+        let waker = at.and_then(|at| queue.wakers.remove(at));
+        self.count.store(queue.wakers.len(), Ordering::Relaxed);
+        drop(queue);
+        waker.is_some()
+    }
+
+    /// A credit is free: wakes the first that waits.
+    #[inline]
+    pub(crate) fn notify(&self) {
+        // Pairs with the fence in `register`.
+        fence(Ordering::SeqCst);
+        if self.count.load(Ordering::Relaxed) != 0 {
+            self.notify_slow();
+        }
+    }
+
+    #[cold]
+    fn notify_slow(&self) {
+        let mut queue = self.queue.lock().unwrap_or_else(|e| e.into_inner());
+        let first = queue.wakers.pop_front();
+        self.count.store(queue.wakers.len(), Ordering::Relaxed);
+        drop(queue);
+        if let Some((_, waker)) = first {
+            wake_quietly(waker);
+        }
+    }
+
+    /// Wakes everybody, for the end.
+    pub(crate) fn notify_all(&self) {
+        let mut queue = self.queue.lock().unwrap_or_else(|e| e.into_inner());
+        let all = std::mem::take(&mut queue.wakers);
+        self.count.store(0, Ordering::Relaxed);
+        drop(queue);
+        for (_, waker) in all {
+            wake_quietly(waker);
+        }
+    }
+}
+
+/// Wakes; a waker that panics harms nobody else.
+pub(crate) fn wake_quietly(waker: Waker) {
+    let woken = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| waker.wake()));
+    if let Err(payload) = woken {
+        crate::batch::drop_quietly(payload);
+    }
+}

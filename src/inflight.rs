@@ -1,0 +1,165 @@
+//! The ops in flight of one submitter: a [`Table`] of descriptors with their keys and results.
+//!
+//! The life of an op is drawn in [`moonring_rings::slots`]. What belongs to it:
+//!
+//! | where | what | written by | read by |
+//! | --- | --- | --- | --- |
+//! | descriptor (one cache line with the state word) | key, buffer, hash, caller, time | owner, before `queue` | worker |
+//! | key place | the key and a NUL | owner, before `queue` | the store call |
+//! | result cell | how the op ended | worker, before `finish` | owner, after it saw the end |
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::task::Waker;
+
+use moonring_rings::slots::{Table, Ticket};
+use moonring_rings::sync::UnsafeCell;
+
+use crate::key::{INLINE_KEY, KeyPlaces};
+use crate::store::{RawResult, UNSET};
+
+/// Delete leased objects too.
+pub(crate) const FORCE: u8 = 1 << 0;
+/// An object of another length than the buffer is an error.
+pub(crate) const EXACT: u8 = 1 << 1;
+
+/// What a worker reads of an op.
+pub(crate) struct Descriptor {
+    pub(crate) hash: u64,
+    /// NUL-terminated, `key_len` bytes before the NUL.
+    pub(crate) key: *const u8,
+    pub(crate) buf: *mut u8,
+    /// Atomic because a worker that takes from a shared ring looks at it before it knows that the op is its own.
+    pub(crate) buf_len: AtomicUsize,
+    /// When it was published, in ticks of the engine's clock.
+    pub(crate) submitted: u64,
+    pub(crate) key_len: u32,
+    /// Who submitted it, for `callers_per_call`.
+    pub(crate) caller: u16,
+    pub(crate) flags: u8,
+}
+
+// With the state word, 8 bytes are left in the op's cache line: the deadline's place.
+const _: () = assert!(size_of::<Descriptor>() == 48);
+
+// SAFETY: the pointers are to a key place of the op's table and to memory that its submitter vouched for; both are used
+// only by who holds the op.
+unsafe impl Send for Descriptor {}
+
+impl Descriptor {
+    fn empty() -> Self {
+        Self {
+            hash: 0,
+            key: std::ptr::null(),
+            buf: std::ptr::null_mut(),
+            buf_len: AtomicUsize::new(0),
+            submitted: 0,
+            key_len: 0,
+            caller: 0,
+            flags: 0,
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.buf_len.load(Relaxed)
+    }
+}
+
+/// What an owner fills in.
+pub(crate) struct Fill<'k> {
+    pub(crate) key: &'k [u8],
+    pub(crate) hash: u64,
+    pub(crate) buf: *mut u8,
+    pub(crate) len: usize,
+    pub(crate) flags: u8,
+    pub(crate) caller: u16,
+    pub(crate) submitted: u64,
+    /// The place for a key of more than [`INLINE_KEY`] bytes.
+    pub(crate) long_place: Option<u32>,
+}
+
+/// The table of one pair, or of all clients.
+pub(crate) struct OpTable {
+    ops: Table<Descriptor, Waker>,
+    results: Box<[UnsafeCell<RawResult>]>,
+    keys: KeyPlaces,
+    long_keys: KeyPlaces,
+}
+
+// SAFETY: a result cell is touched by the worker while it has the op, and by the owner after the end that
+// `Table::finish` published.
+unsafe impl Sync for OpTable {}
+
+impl OpTable {
+    pub(crate) fn new(depth: usize, long_keys: usize, max_key: usize) -> Self {
+        Self {
+            ops: Table::new(depth, |_| Descriptor::empty()),
+            results: (0..depth).map(|_| UnsafeCell::new(UNSET)).collect(),
+            keys: KeyPlaces::inline(depth),
+            long_keys: KeyPlaces::long(long_keys, max_key),
+        }
+    }
+
+    pub(crate) fn ops(&self) -> &Table<Descriptor, Waker> {
+        &self.ops
+    }
+
+    pub(crate) fn depth(&self) -> usize {
+        self.ops.depth()
+    }
+
+    pub(crate) fn long_key_places(&self) -> usize {
+        self.long_keys.count()
+    }
+
+    /// Whether the key needs a long place.
+    pub(crate) fn is_long(key: &[u8]) -> bool {
+        key.len() > INLINE_KEY
+    }
+
+    /// Fills in the entry and makes it QUEUED; the ring's publication shows it to the workers.
+    ///
+    /// # Safety
+    /// The entry and the long place must be the caller's, and free; the key must have passed `key::check`.
+    #[inline]
+    pub(crate) unsafe fn queue(&self, index: u32, fill: &Fill<'_>) -> Ticket {
+        // SAFETY: the caller owns the entry and the place.
+        unsafe {
+            let key = match fill.long_place {
+                None => self.keys.write(index, fill.key),
+                Some(place) => self.long_keys.write(place, fill.key),
+            };
+            self.ops.with_mut(index, |d| {
+                d.hash = fill.hash;
+                d.key = key;
+                d.buf = fill.buf;
+                // A store, not `get_mut`: a slow worker may be looking at it for an op that is long gone.
+                d.buf_len.store(fill.len, Relaxed);
+                d.submitted = fill.submitted;
+                d.key_len = fill.key.len() as u32;
+                d.caller = fill.caller;
+                d.flags = fill.flags;
+            });
+            self.ops.queue(index)
+        }
+    }
+
+    /// The result of an op, for its worker to write and its owner to read.
+    ///
+    /// # Safety
+    /// The caller must be the worker that claimed the op, or its owner after it is done.
+    #[inline]
+    pub(crate) unsafe fn set_result(&self, index: u32, result: RawResult) {
+        // SAFETY: the caller has the op.
+        self.results[index as usize].with_mut(|r| unsafe { *r = result });
+    }
+
+    /// How the op ended.
+    ///
+    /// # Safety
+    /// The caller must own the op and have seen its end.
+    #[inline]
+    pub(crate) unsafe fn result(&self, index: u32) -> RawResult {
+        // SAFETY: the caller owns the op.
+        self.results[index as usize].with(|r| unsafe { *r })
+    }
+}

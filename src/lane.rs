@@ -1,0 +1,331 @@
+//! Lanes and groups: where work waits, and who sleeps until it comes.
+//!
+//! A **lane** is all rings of one op kind: the clients' ring, and one ring of each pair. A **group** is a set of
+//! workers that serve the same lanes: the shared pool, or the workers of one op kind. Each lane has one group.
+//!
+//! # The ready bits
+//! Sources of a lane (clients: source 0; pair `p`: source `p + 1`) have a bit each, so that nobody scans all rings:
+//!
+//! ```text
+//!   producer                                worker
+//!   publish to the ring                     bit set? take the ring's consumer token (pairs), never wait
+//!   fence(SeqCst)                           clear the bit
+//!   bit clear? set it, fence(SeqCst)        fence(SeqCst)
+//!   wake word: nobody spins, one sleeps?    take what is there; something left? set the bit again
+//!   clear its bit, wake it                  give the token back
+//! ```
+//!
+//! The fences forbid that the producer sees the old set bit and the worker, having cleared it, sees the old
+//! ring. A worker that finds a token taken leaves the bit alone and looks again; it doesn't sleep while a bit is
+//! set, and the token's holder is only copying tickets.
+//!
+//! # Going to sleep
+//! A worker announces itself in the group's wake word, looks at the bits again, then parks (see
+//! [`moonring_rings::park`]). One worker of a group may spin first; it says so by [`SPINNING`], and producers
+//! then wake nobody. When it stops it clears that bit, and looks once more after a fence. Whoever takes a batch and
+//! sees more work than it took wakes the next sleeper before its store call.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use std::thread::Thread;
+
+use crossbeam_utils::CachePadded;
+use moonring_rings::mpmc::Mpmc;
+use moonring_rings::park::{WakeWord, publish_fence};
+
+use crate::OpKind;
+
+/// The clients' place among a lane's sources.
+pub(crate) const CLIENTS: usize = 0;
+
+/// Most workers in one group: one bit each, and two for flags.
+pub(crate) const MAX_WORKERS: usize = 62;
+
+/// One worker of the group looks for work all the time; no need to wake another.
+const SPINNING: u64 = 1 << 63;
+const SLEEPERS: u64 = (1 << MAX_WORKERS) - 1;
+
+/// The rings of one op kind.
+pub(crate) struct Lane {
+    pub(crate) op: OpKind,
+    /// Which group serves it, by its place in the engine's list.
+    pub(crate) group: usize,
+    pub(crate) clients: Mpmc,
+    ready: Box<[CachePadded<AtomicU64>]>,
+    /// How many words of `ready` have ever been in use.
+    words: AtomicUsize,
+    /// Workers that are in a call of this lane. Bounded by `max_holders`.
+    holders: CachePadded<AtomicU32>,
+    max_holders: u32,
+    /// No worker will come any more: whoever publishes must end what is queued by itself. Set in `close`; read after the
+    /// publication's fence in `publish`.
+    closed: AtomicBool,
+}
+
+impl Lane {
+    pub(crate) fn new(
+        op: OpKind,
+        group: usize,
+        ring_depth: usize,
+        max_pairs: usize,
+        max_holders: u32,
+    ) -> Self {
+        Self {
+            op,
+            group,
+            clients: Mpmc::new(ring_depth),
+            ready: (0..(max_pairs + 1).div_ceil(64))
+                .map(|_| CachePadded::new(AtomicU64::new(0)))
+                .collect(),
+            words: AtomicUsize::new(1),
+            holders: CachePadded::new(AtomicU32::new(0)),
+            max_holders,
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// A source that is about to be used.
+    pub(crate) fn open_source(&self, source: usize) {
+        // Relaxed: the source's first ready bit is set after this by the same thread, with a Release.
+        self.words.fetch_max(source / 64 + 1, Ordering::Relaxed);
+    }
+
+    /// Sets the source's ready bit if it isn't set, between the publication and the look at the sleepers.
+    ///
+    /// The caller has published and called [`publish_fence`].
+    #[inline]
+    pub(crate) fn mark_ready(&self, source: usize) {
+        let word = &self.ready[source / 64];
+        let bit = 1 << (source % 64);
+        if word.load(Ordering::Relaxed) & bit == 0 {
+            // Release pairs with the Acquire in `ready_sources`: the source's registration is visible.
+            word.fetch_or(bit, Ordering::Release);
+            // The sleeper looks at the bit, not at the ring: order it before the look at the wake word.
+            publish_fence();
+        }
+    }
+
+    /// Clears the bit before looking into the ring. Returns whether it was set.
+    #[inline]
+    pub(crate) fn clear_ready(&self, source: usize) -> bool {
+        let bit = 1 << (source % 64);
+        let before = self.ready[source / 64].fetch_and(!bit, Ordering::Acquire);
+        // Pairs with `publish_fence` before `mark_ready`'s look at the bit.
+        fence(Ordering::SeqCst);
+        before & bit != 0
+    }
+
+    /// The next ready source at or after `from`, below the end.
+    #[inline]
+    pub(crate) fn next_ready(&self, from: usize) -> Option<usize> {
+        let words = self.words.load(Ordering::Relaxed);
+        let mut word = from / 64;
+        let mut mask = !0u64 << (from % 64);
+        while word < words {
+            // Acquire pairs with the Release in `mark_ready`.
+            let bits = self.ready[word].load(Ordering::Acquire) & mask;
+            if bits != 0 {
+                return Some(word * 64 + bits.trailing_zeros() as usize);
+            }
+            word += 1;
+            mask = !0;
+        }
+        None
+    }
+
+    /// How many sources there may be.
+    pub(crate) fn sources(&self) -> usize {
+        self.words.load(Ordering::Relaxed) * 64
+    }
+
+    /// Whether a worker would find something to do.
+    #[inline]
+    pub(crate) fn has_work(&self) -> bool {
+        self.next_ready(0).is_some() && self.holders.load(Ordering::Relaxed) < self.max_holders
+    }
+
+    /// The right to hold a call of this lane, within its bound.
+    #[inline]
+    pub(crate) fn try_hold(&self) -> bool {
+        if self.max_holders == u32::MAX {
+            return true;
+        }
+        // Relaxed: a count and nothing else; what the holder does is ordered by rings and tickets.
+        let before = self.holders.fetch_add(1, Ordering::Relaxed);
+        if before >= self.max_holders {
+            self.holders.fetch_sub(1, Ordering::Relaxed);
+            return false;
+        }
+        true
+    }
+
+    /// The call is over. The worker looks for work itself next.
+    #[inline]
+    pub(crate) fn release(&self) {
+        if self.max_holders != u32::MAX {
+            self.holders.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Says that no worker will come any more. What is queued from now on, its publisher ends.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        // Pairs with the publisher's fence: it sees `closed`, or the closer's look into the rings sees the op.
+        fence(Ordering::SeqCst);
+    }
+
+    /// After publication and its fence: whether the publisher must end what it published.
+    #[inline]
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+}
+
+/// Workers that serve the same lanes.
+pub(crate) struct Group {
+    /// The op kinds served, in lane order.
+    pub(crate) ops: Vec<OpKind>,
+    pub(crate) workers: usize,
+    wake: CachePadded<WakeWord>,
+    threads: Box<[OnceLock<Thread>]>,
+    /// Workers in a store call.
+    busy: CachePadded<AtomicU32>,
+}
+
+impl Group {
+    pub(crate) fn new(ops: Vec<OpKind>, workers: usize) -> Self {
+        Self {
+            ops,
+            workers,
+            wake: CachePadded::new(WakeWord::new()),
+            threads: (0..workers).map(|_| OnceLock::new()).collect(),
+            busy: CachePadded::new(AtomicU32::new(0)),
+        }
+    }
+
+    /// Called once by each worker, before it first sleeps.
+    pub(crate) fn enrol(&self, worker: usize) {
+        // A second call can't happen; if it did, the first handle would stand, of the same thread.
+        let _ = self.threads[worker].set(std::thread::current());
+    }
+
+    /// Wakes a sleeper if one is needed: none spins and one sleeps.
+    #[inline]
+    pub(crate) fn wake_one(&self) {
+        if self.needs_wake() {
+            self.wake_one_slow();
+        }
+    }
+
+    #[cold]
+    fn wake_one_slow(&self) {
+        if let Some(worker) = self.wake.take_one(SLEEPERS) {
+            self.unpark(worker as usize);
+        }
+    }
+
+    /// Wakes everybody, for the end.
+    pub(crate) fn wake_all(&self) {
+        publish_fence();
+        let mut sleepers = self.wake.take(SLEEPERS);
+        while sleepers != 0 {
+            self.unpark(sleepers.trailing_zeros() as usize);
+            sleepers &= sleepers - 1;
+        }
+    }
+
+    fn unpark(&self, worker: usize) {
+        if let Some(thread) = self.threads[worker].get() {
+            thread.unpark();
+        }
+    }
+
+    /// Whether some worker of the group sleeps and none spins: whoever leaves work behind should wake one.
+    #[inline]
+    pub(crate) fn needs_wake(&self) -> bool {
+        let announced = self.wake.announced();
+        announced != 0 && announced & SPINNING == 0
+    }
+
+    /// Becomes the group's spinner, if it has none.
+    pub(crate) fn start_spinning(&self) -> bool {
+        if self.wake.announced() & SPINNING != 0 {
+            return false;
+        }
+        self.wake.set_flag(SPINNING)
+    }
+
+    /// Stops spinning. Work published until now may have woken nobody: look again before you sleep.
+    pub(crate) fn stop_spinning(&self) {
+        self.wake.retract(SPINNING);
+        // Pairs with `publish_fence`: who saw the flag published before this, and we see it.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Announces a worker as about to sleep. Look again after this.
+    pub(crate) fn announce(&self, worker: usize) {
+        self.wake.announce(1 << worker);
+    }
+
+    /// Takes the announcement back.
+    pub(crate) fn retract(&self, worker: usize) {
+        self.wake.retract(1 << worker);
+    }
+
+    /// Sleeps until somebody clears the announcement.
+    pub(crate) fn sleep(&self, worker: usize) {
+        while self.wake.peek(1 << worker) != 0 {
+            std::thread::park();
+        }
+    }
+
+    pub(crate) fn enter_call(&self) {
+        self.busy.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn leave_call(&self) {
+        self.busy.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether another worker could take part of a large batch right now. A hint.
+    pub(crate) fn has_idle(&self) -> bool {
+        // The caller is one of those not busy.
+        (self.busy.load(Ordering::Relaxed) as usize) + 1 < self.workers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ready_bits_are_found_in_order_and_over_word_borders() {
+        let lane = Lane::new(OpKind::Lookup, 0, 4, 200, 1);
+        assert_eq!(lane.next_ready(0), None);
+        lane.open_source(130);
+        for source in [130, 63, 64, 0] {
+            lane.mark_ready(source);
+            lane.mark_ready(source);
+        }
+        let mut seen = Vec::new();
+        let mut from = 0;
+        while let Some(source) = lane.next_ready(from) {
+            seen.push(source);
+            from = source + 1;
+        }
+        assert_eq!(seen, [0, 63, 64, 130]);
+        assert!(lane.clear_ready(64));
+        assert!(!lane.clear_ready(64));
+        assert_eq!(lane.next_ready(64), Some(130));
+    }
+
+    #[test]
+    fn a_lane_is_held_by_no_more_than_its_bound() {
+        let lane = Lane::new(OpKind::Store, 0, 4, 1, 2);
+        lane.mark_ready(CLIENTS);
+        assert!(lane.has_work() && lane.try_hold() && lane.has_work() && lane.try_hold());
+        assert!(!lane.has_work() && !lane.try_hold());
+        lane.release();
+        assert!(lane.has_work() && lane.try_hold());
+    }
+}

@@ -1,0 +1,277 @@
+//! The memory that an engine may use: its regions, how they are registered, and whether a buffer lies in them.
+
+use std::num::NonZeroUsize;
+use std::ptr::NonNull;
+
+use crate::store::{RegisterError, Store};
+use crate::submission::Buffer;
+use crate::{OpKind, Pieces, Region, Span, SubmitError};
+
+/// A region as registered with the engine's store.
+struct Registered {
+    region: Region,
+    pieces: Pieces,
+}
+
+/// All memory of an engine. Fixed at start.
+pub(crate) struct Memory {
+    regions: Vec<Registered>,
+    needs_registration: bool,
+    #[cfg(debug_assertions)]
+    live: std::sync::Mutex<Vec<Live>>,
+}
+
+/// A raw span of an op in flight.
+#[cfg(debug_assertions)]
+#[derive(Clone, Copy, PartialEq)]
+struct Live {
+    addr: usize,
+    len: usize,
+    written: bool,
+}
+
+/// Registering a piece failed; everything registered before was unregistered again.
+#[derive(Debug)]
+pub(crate) struct RegistrationFailed {
+    pub(crate) region: usize,
+    pub(crate) piece: usize,
+    pub(crate) pieces: usize,
+    pub(crate) addr: usize,
+    pub(crate) len: usize,
+    pub(crate) error: RegisterError,
+    /// Rolling back went wrong too, for these pieces.
+    pub(crate) left: Vec<String>,
+}
+
+impl Memory {
+    /// Registers every piece of every region, or none: on a failure those before it are unregistered in reverse order.
+    pub(crate) fn register(
+        store: &dyn Store,
+        regions: Vec<Region>,
+        max_registration: Option<usize>,
+    ) -> Result<Self, RegistrationFailed> {
+        let limit = [store.capabilities().max_registration, max_registration]
+            .into_iter()
+            .flatten()
+            .filter_map(NonZeroUsize::new)
+            .min();
+        let mut memory = Self {
+            regions: regions
+                .into_iter()
+                .map(|region| Registered {
+                    pieces: match limit {
+                        None => Pieces::whole(region.len()),
+                        Some(max) => Pieces::cut(region.len(), max),
+                    },
+                    region,
+                })
+                .collect(),
+            needs_registration: store.capabilities().needs_registration,
+            #[cfg(debug_assertions)]
+            live: Default::default(),
+        };
+        let mut done = Vec::new();
+        for (r, registered) in memory.regions.iter().enumerate() {
+            for (p, (base, len)) in registered.ranges().enumerate() {
+                // SAFETY: the region is mapped for as long as `memory` holds it, which is until the unregistration.
+                match unsafe { store.register(base, len) } {
+                    Ok(()) => done.push((base, len)),
+                    Err(error) => {
+                        let failed = RegistrationFailed {
+                            region: r,
+                            piece: p,
+                            pieces: registered.pieces.count(),
+                            addr: base.as_ptr() as usize,
+                            len,
+                            error,
+                            left: unregister(store, &done),
+                        };
+                        if !failed.left.is_empty() {
+                            // The store may still use that memory: never hand it back to the system.
+                            std::mem::forget(std::mem::take(&mut memory.regions));
+                        }
+                        return Err(failed);
+                    }
+                }
+            }
+        }
+        Ok(memory)
+    }
+
+    /// Unregisters everything, in reverse order. Returns what could not be, which is then leaked: the store may use
+    /// it still.
+    ///
+    /// # Safety
+    /// No store call that uses the memory may be under way or come later.
+    pub(crate) unsafe fn unregister(&self, store: &dyn Store) -> Vec<String> {
+        let pieces: Vec<_> = self.regions.iter().flat_map(|r| r.ranges()).collect();
+        let left = unregister(store, &pieces);
+        if !left.is_empty() {
+            std::mem::forget(self.regions.iter().map(|r| r.region.clone()).collect::<Vec<_>>());
+        }
+        left
+    }
+
+    pub(crate) fn regions(&self) -> impl Iterator<Item = (&Region, &Pieces)> {
+        self.regions.iter().map(|r| (&r.region, &r.pieces))
+    }
+
+    /// Where the bytes of an op's buffer are, or why it is refused.
+    #[inline]
+    pub(crate) fn target(
+        &self,
+        op: OpKind,
+        buffer: &mut Buffer,
+    ) -> Result<(*mut u8, usize), SubmitError> {
+        match buffer {
+            Buffer::None => Ok((std::ptr::null_mut(), 0)),
+            Buffer::Slot(slot) => {
+                let span = slot.span();
+                self.check_span(op, span)?;
+                Ok((slot.as_mut_ptr(), span.len))
+            }
+            Buffer::Span(span) => {
+                let region = self.check_span(op, *span)?;
+                // SAFETY: `check_span` found the span inside the region.
+                let ptr = unsafe { region.base().add(span.offset) }.as_ptr();
+                self.add_live(op, ptr, *span)?;
+                Ok((ptr, span.len))
+            }
+            Buffer::Foreign { ptr, len } => self.foreign(op, *ptr, *len),
+        }
+    }
+
+    #[inline]
+    fn check_span(&self, op: OpKind, span: Span) -> Result<&Region, SubmitError> {
+        let Some(registered) = self.regions.iter().find(|r| r.region.id() == span.region) else {
+            return Err(SubmitError::UnknownRegion { op });
+        };
+        registered.check(op, span)?;
+        Ok(&registered.region)
+    }
+
+    /// Memory given by address: a region's span if it lies in one, else the store must need no registration.
+    fn foreign(
+        &self,
+        op: OpKind,
+        ptr: *mut u8,
+        len: usize,
+    ) -> Result<(*mut u8, usize), SubmitError> {
+        let refused = SubmitError::NotRegistered {
+            op,
+            addr: ptr as usize,
+            len,
+        };
+        if len == 0 {
+            return Err(SubmitError::ZeroLength { op });
+        }
+        for registered in &self.regions {
+            if let Some(offset) = registered.region.resolve(ptr, len) {
+                let span = registered.region.span(offset, len);
+                registered.check(op, span)?;
+                self.add_live(op, ptr, span)?;
+                return Ok((ptr, len));
+            }
+        }
+        if self.needs_registration || ptr.is_null() || (ptr as usize).checked_add(len).is_none() {
+            return Err(refused);
+        }
+        Ok((ptr, len))
+    }
+
+    /// Debug builds: refuses a raw span that overlaps one in flight, unless both are only read.
+    #[cfg(debug_assertions)]
+    fn add_live(&self, op: OpKind, ptr: *mut u8, span: Span) -> Result<(), SubmitError> {
+        let new = Live {
+            addr: ptr as usize,
+            len: span.len,
+            written: op == OpKind::Retrieve,
+        };
+        let mut live = self.live.lock().unwrap_or_else(|e| e.into_inner());
+        let overlaps = live.iter().any(|old| {
+            (old.written || new.written)
+                && old.addr < new.addr + new.len
+                && new.addr < old.addr + old.len
+        });
+        if overlaps {
+            return Err(SubmitError::Overlap {
+                op,
+                offset: span.offset,
+                len: span.len,
+            });
+        }
+        live.push(new);
+        Ok(())
+    }
+
+    #[cfg(not(debug_assertions))]
+    #[inline(always)]
+    fn add_live(&self, _: OpKind, _: *mut u8, _: Span) -> Result<(), SubmitError> {
+        Ok(())
+    }
+
+    /// The op's buffer was released, or the op refused after [`target`](Self::target).
+    #[inline(always)]
+    pub(crate) fn release(&self, op: OpKind, buf: *const u8, len: usize) {
+        #[cfg(debug_assertions)]
+        {
+            let gone = Live {
+                addr: buf as usize,
+                len,
+                written: op == OpKind::Retrieve,
+            };
+            let mut live = self.live.lock().unwrap_or_else(|e| e.into_inner());
+            if let Some(at) = live.iter().position(|l| *l == gone) {
+                live.swap_remove(at);
+            }
+        }
+        #[cfg(not(debug_assertions))]
+        let _ = (op, buf, len);
+    }
+}
+
+impl Registered {
+    /// Address and length of each piece.
+    fn ranges(&self) -> impl Iterator<Item = (NonNull<u8>, usize)> + '_ {
+        self.pieces.iter().map(|(offset, len)| {
+            // SAFETY: pieces lie inside the region.
+            (unsafe { self.region.base().add(offset) }, len)
+        })
+    }
+
+    #[inline]
+    fn check(&self, op: OpKind, span: Span) -> Result<(), SubmitError> {
+        if span.len == 0 {
+            return Err(SubmitError::ZeroLength { op });
+        }
+        if !self.region.contains(span) {
+            return Err(SubmitError::OutsideRegion {
+                op,
+                offset: span.offset,
+                len: span.len,
+                region_len: self.region.len(),
+            });
+        }
+        match self.pieces.crossing(span.offset, span.len) {
+            None => Ok(()),
+            Some(boundary) => Err(SubmitError::AcrossRegistration {
+                op,
+                offset: span.offset,
+                len: span.len,
+                boundary,
+            }),
+        }
+    }
+}
+
+/// Unregisters in reverse order, all of it also when some fail; says which failed.
+fn unregister(store: &dyn Store, pieces: &[(NonNull<u8>, usize)]) -> Vec<String> {
+    let mut left = Vec::new();
+    for &(base, len) in pieces.iter().rev() {
+        // SAFETY: each piece was registered with exactly these values; the callers vouch that no call uses it.
+        if let Err(error) = unsafe { store.unregister(base, len) } {
+            left.push(format!("{len} bytes at {base:p}: {error}"));
+        }
+    }
+    left
+}

@@ -1,0 +1,660 @@
+//! A pair: one thread's own rings and its own completion ring.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+use std::{fmt, io, mem};
+
+use moonring_rings::completion::{CompletionRing, Cursor};
+use moonring_rings::park::{WakeWord, publish_fence};
+use moonring_rings::slots::Ticket;
+use moonring_rings::spsc::{Consumer, Producer};
+
+use crate::engine::Shared;
+use crate::inflight::{Fill, OpTable};
+use crate::notify::{self, EventFd};
+use crate::store::RawResult;
+use crate::submission::{Buffer, Completion, Submission};
+use crate::{OpKind, Refused, Slot, SubmitError, key};
+
+/// A thread sleeps in `wait`.
+const PARKED: u64 = 1 << 0;
+/// The eventfd wants a signal.
+const ARMED: u64 = 1 << 1;
+/// The pair was dropped with ops in flight: who completes the last one clears up.
+const ORPHAN: u64 = 1 << 2;
+
+/// In a completion's word, above the entry's index: the result is in the result cell.
+const FAILED: u64 = 1 << 24;
+
+/// What the workers see of a pair.
+pub(crate) struct PairShared {
+    /// Its number; its place among a lane's sources is one higher.
+    pub(crate) id: usize,
+    pub(crate) table: OpTable,
+    completions: CompletionRing,
+    rings: [Consumer<u64>; 4],
+    wake: WakeWord,
+    /// Who sleeps in `wait`. Written before PARKED is announced.
+    waiter: Mutex<Option<Thread>>,
+    pub(crate) event: OnceLock<OwnedFd>,
+    orphan: Mutex<Option<Owner>>,
+    /// Ops refused. One writer, the pair's thread.
+    refused: AtomicU64,
+}
+
+/// What the pair's thread has alone; a worker's, once the pair is an orphan.
+struct Owner {
+    free: Vec<u32>,
+    free_long: Vec<u32>,
+    cells: Box<[Cell]>,
+    cursor: Cursor,
+}
+
+/// What the owner keeps of an op in flight.
+struct Cell {
+    ticket: Ticket,
+    user_data: u64,
+    slot: Option<Slot>,
+    long_place: Option<u32>,
+    op: OpKind,
+    #[cfg(debug_assertions)]
+    raw: Option<(usize, usize)>,
+}
+
+impl PairShared {
+    pub(crate) fn ring(&self, op: OpKind) -> &Consumer<u64> {
+        &self.rings[op.index()]
+    }
+
+    /// Ops accepted since the pair was made.
+    pub(crate) fn accepted(&self) -> u64 {
+        self.rings.iter().map(|r| r.published() as u64).sum()
+    }
+
+    pub(crate) fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Accepted, and not ended yet. A hint.
+    pub(crate) fn pending(&self) -> u64 {
+        let ended = self.completions.pushed();
+        self.accepted().saturating_sub(ended)
+    }
+
+    /// Ends ops and pushes their completions. [`notify`](Self::notify) comes after, once for many.
+    ///
+    /// # Safety
+    /// The caller must have claimed the tickets, which must be this pair's, and not finished them.
+    pub(crate) unsafe fn complete(
+        &self,
+        ends: impl ExactSizeIterator<Item = (Ticket, RawResult)> + Clone,
+    ) {
+        for (ticket, result) in ends.clone() {
+            if result.is_err() {
+                // SAFETY: the caller has claimed the op.
+                unsafe { self.table.set_result(ticket.index(), result) };
+            }
+            // SAFETY: as above. A pair's ops have no wakers and are never detached.
+            unsafe { self.table.ops().finish(ticket) };
+        }
+        self.completions.push_all(ends.map(|(ticket, result)| {
+            let index = u64::from(ticket.index());
+            match result {
+                Ok(value) => (index, value),
+                Err(_) => (index | FAILED, 0),
+            }
+        }));
+    }
+
+    /// Wakes who waits for completions. The caller has pushed them and called [`publish_fence`].
+    #[inline]
+    pub(crate) fn notify(&self, shared: &Shared) {
+        if self.wake.announced() != 0 {
+            self.notify_slow(shared);
+        }
+    }
+
+    #[cold]
+    fn notify_slow(&self, shared: &Shared) {
+        let taken = self.wake.take(PARKED | ARMED);
+        if taken & PARKED != 0
+            && let Some(thread) = &*self.waiter.lock().unwrap_or_else(|e| e.into_inner())
+        {
+            thread.unpark();
+        }
+        if taken & ARMED != 0
+            && let Some(event) = self.event.get()
+        {
+            notify::signal(event);
+        }
+        if self.wake.peek(ORPHAN) != 0 {
+            self.reap_orphan(shared);
+        }
+    }
+
+    /// The engine is closed: wakes every waiter and leaves the eventfd readable.
+    pub(crate) fn wake_closed(&self, shared: &Shared) {
+        publish_fence();
+        self.notify(shared);
+        if let Some(event) = self.event.get() {
+            notify::signal(event);
+        }
+    }
+
+    /// Reaps for a pair that was dropped; forgets it when nothing is in flight any more.
+    fn reap_orphan(&self, shared: &Shared) {
+        let mut orphan = self.orphan.lock().unwrap_or_else(|e| e.into_inner());
+        let Some(owner) = &mut *orphan else { return };
+        while owner.reap(self, shared).is_some() {}
+        if owner.in_flight() == 0 {
+            *orphan = None;
+            drop(orphan);
+            shared.pairs.forget(self);
+        }
+    }
+}
+
+impl Owner {
+    fn in_flight(&self) -> usize {
+        self.cells.len() - self.free.len()
+    }
+
+    /// Takes one completion and gives its credit back.
+    #[inline]
+    fn reap(&mut self, pair: &PairShared, shared: &Shared) -> Option<Completion> {
+        let (word, value) = pair.completions.pop(&mut self.cursor)?;
+        let index = (word & (FAILED - 1)) as u32;
+        let raw = if word & FAILED == 0 {
+            Ok(value)
+        } else {
+            // SAFETY: the completion says that the op is done, and its entry is ours.
+            unsafe { pair.table.result(index) }
+        };
+        let cell = &mut self.cells[index as usize];
+        let completion = Completion {
+            user_data: cell.user_data,
+            op: cell.op,
+            ticket: cell.ticket,
+            result: Completion::result_of(cell.op, raw),
+            slot: cell.slot.take(),
+            more: false,
+        };
+        if let Some(place) = cell.long_place.take() {
+            self.free_long.push(place);
+        }
+        #[cfg(debug_assertions)]
+        if let Some((buf, len)) = cell.raw.take() {
+            shared.memory.release(cell.op, buf as *const u8, len);
+        }
+        #[cfg(not(debug_assertions))]
+        let _ = shared;
+        self.free.push(index);
+        Some(completion)
+    }
+}
+
+/// One thread's way to the engine: a submitter with its own rings, and its completions.
+///
+/// `Send`, not `Sync`: one thread at a time. [`depth`](Pair::depth) is how many ops can be in flight, from acceptance until
+/// their last notice is reaped; the completion ring has room for both notices of each, so none is ever lost.
+///
+/// ```
+/// # use moonring::{Engine, Submission, Done, Region, RegionOptions, SlotClass, store::MemoryStore};
+/// # use std::sync::Arc;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let region = Region::allocate(RegionOptions::new(1 << 20))?;
+/// let slots = region.slot_pool(&[SlotClass { size: 4096, count: 8 }])?;
+/// let engine = Engine::builder(Arc::new(MemoryStore::default())).region(region).start()?;
+/// let mut pair = engine.pair(64)?;
+///
+/// let mut slot = slots.lend(5).ok_or("no slot")?;
+/// slot.copy_from_slice(b"hello");
+/// pair.submit(Submission::store(b"key", slot).user_data(1))?;
+/// pair.wait(1, None)?;
+/// let stored = pair.poll().ok_or("no completion")?;
+/// assert_eq!((stored.user_data, stored.result.is_ok()), (1, true));
+///
+/// pair.submit(Submission::retrieve(b"key", stored.slot.ok_or("no slot")?))?;
+/// pair.wait(1, None)?;
+/// let got = pair.poll().ok_or("no completion")?;
+/// assert_eq!(got.result, Ok(Done::Retrieved(5)));
+/// assert_eq!(&got.slot.ok_or("no slot")?[..], b"hello");
+/// # Ok(()) }
+/// ```
+///
+/// Dropping a pair publishes what was pushed and gives up its completions: its ops go on, their slots return to their
+/// pools by themselves. What is promised for raw spans stands until the ops end, which nobody is told then.
+pub struct Pair {
+    shared: Arc<PairShared>,
+    engine: Arc<Shared>,
+    producers: [Producer<u64>; 4],
+    /// `None` only while the pair is being dropped.
+    owner: Option<Owner>,
+}
+
+/// Why [`Pair::wait`] came back with fewer completions than asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum WaitError {
+    /// The time was up.
+    #[error("timed out while waiting for completions")]
+    TimedOut,
+    /// The engine was shut down while ops were in store calls that had not returned.
+    #[error("the engine is shut down, and store calls have not returned")]
+    ShutDown,
+}
+
+impl Pair {
+    pub(crate) fn new(engine: Arc<Shared>, id: usize, depth: usize) -> (Self, Arc<PairShared>) {
+        let config = &engine.config;
+        let mut rings = Vec::new();
+        let producers = OpKind::ALL.map(|_| {
+            let (producer, consumer) = moonring_rings::spsc::ring(depth);
+            rings.push(consumer);
+            producer
+        });
+        let rings = match <[_; 4]>::try_from(rings) {
+            Ok(rings) => rings,
+            Err(_) => unreachable!("four op kinds"),
+        };
+        let table = OpTable::new(depth, config.long_keys, config.max_key);
+        let owner = Owner {
+            // The last freed is used next: its lines are still warm. So index 0 lies on top.
+            free: (0..depth as u32).rev().collect(),
+            free_long: (0..table.long_key_places() as u32).collect(),
+            cells: (0..depth)
+                .map(|_| Cell {
+                    ticket: Ticket::from_word(0),
+                    user_data: 0,
+                    slot: None,
+                    long_place: None,
+                    op: OpKind::Lookup,
+                    #[cfg(debug_assertions)]
+                    raw: None,
+                })
+                .collect(),
+            cursor: Cursor::default(),
+        };
+        let shared = Arc::new(PairShared {
+            id,
+            table,
+            completions: CompletionRing::new(depth),
+            rings,
+            wake: WakeWord::new(),
+            waiter: Mutex::new(None),
+            event: OnceLock::new(),
+            orphan: Mutex::new(None),
+            refused: AtomicU64::new(0),
+        });
+        let pair = Self {
+            shared: Arc::clone(&shared),
+            engine,
+            producers,
+            owner: Some(owner),
+        };
+        (pair, shared)
+    }
+
+    #[inline(always)]
+    fn owner(&mut self) -> &mut Owner {
+        // SAFETY: `owner` is `Some` from `new` to `drop`, which is the last to use it.
+        unsafe { self.owner.as_mut().unwrap_unchecked() }
+    }
+
+    /// How many ops can be in flight.
+    pub fn depth(&self) -> usize {
+        self.shared.table.depth()
+    }
+
+    /// How many ops are in flight: accepted, and their last notice not reaped.
+    pub fn in_flight(&self) -> usize {
+        self.owner.as_ref().map_or(0, Owner::in_flight)
+    }
+
+    /// How many more ops can be accepted before completions must be reaped.
+    pub fn credits(&self) -> usize {
+        self.depth() - self.in_flight()
+    }
+
+    /// Submits one op and shows it to the workers.
+    ///
+    /// # Errors
+    /// The op comes back whole, with the reason.
+    #[inline]
+    pub fn submit<'k>(
+        &mut self,
+        submission: Submission<'k>,
+    ) -> Result<Ticket, Refused<Submission<'k>>> {
+        let mut batch = self.batch();
+        batch.push(submission)
+        // Dropping the batch publishes.
+    }
+
+    /// Begins a batch: ops pushed into it are shown to the workers together, by one publication.
+    #[inline]
+    pub fn batch(&mut self) -> PairBatch<'_> {
+        PairBatch {
+            submitted: 0,
+            ops: 0,
+            pair: self,
+        }
+    }
+
+    #[inline]
+    fn push<'k>(
+        &mut self,
+        submission: Submission<'k>,
+        submitted: u64,
+    ) -> Result<Ticket, Refused<Submission<'k>>> {
+        match self.try_push(submission, submitted) {
+            Ok(ticket) => Ok(ticket),
+            Err(refused) => {
+                // One writer: no read-modify-write.
+                let n = self.shared.refused.load(Ordering::Relaxed);
+                self.shared.refused.store(n + 1, Ordering::Relaxed);
+                Err(refused)
+            }
+        }
+    }
+
+    #[inline]
+    fn try_push<'k>(
+        &mut self,
+        mut submission: Submission<'k>,
+        submitted: u64,
+    ) -> Result<Ticket, Refused<Submission<'k>>> {
+        macro_rules! refuse {
+            ($reason:expr) => {
+                return Err(Refused {
+                    reason: $reason,
+                    op: submission,
+                })
+            };
+        }
+        let op = submission.op;
+        let engine = &*self.engine;
+        if engine.is_closing() {
+            refuse!(SubmitError::ShutDown);
+        }
+        if let Err(reason) = key::check(submission.key, engine.config.max_key) {
+            refuse!(reason);
+        }
+        let producer = &mut self.producers[op.index()];
+        // SAFETY: as in `Pair::owner`, which would borrow all of the pair.
+        let owner = unsafe { self.owner.as_mut().unwrap_unchecked() };
+        let Some(&index) = owner.free.last() else {
+            refuse!(SubmitError::NoCredit {
+                depth: owner.cells.len()
+            });
+        };
+        let long = OpTable::is_long(submission.key);
+        if long && owner.free_long.is_empty() {
+            let places = self.shared.table.long_key_places();
+            refuse!(SubmitError::NoLongKeyPlace { places });
+        }
+        if !producer.has_room(1) {
+            refuse!(SubmitError::RingFull { op, room: 0 });
+        }
+        let (buf, len) = match engine.memory.target(op, &mut submission.buffer) {
+            Ok(target) => target,
+            Err(reason) => refuse!(reason),
+        };
+        // Nothing is refused from here on.
+        owner.free.pop();
+        let long_place = if long { owner.free_long.pop() } else { None };
+        let fill = Fill {
+            key: submission.key,
+            hash: engine.hasher.hash(submission.key),
+            buf,
+            len,
+            flags: submission.flags,
+            caller: self.shared.id as u16,
+            submitted,
+            long_place,
+        };
+        // SAFETY: index and place were free, and are ours; the key was checked.
+        let ticket = unsafe { self.shared.table.queue(index, &fill) };
+        // There is room.
+        let staged = producer.stage(ticket.to_word());
+        debug_assert!(staged.is_ok());
+        let cell = &mut owner.cells[index as usize];
+        cell.ticket = ticket;
+        cell.user_data = submission.user_data;
+        cell.op = op;
+        cell.long_place = long_place;
+        #[cfg(debug_assertions)]
+        {
+            cell.raw = match submission.buffer {
+                Buffer::Span(_) | Buffer::Foreign { .. } => Some((buf as usize, len)),
+                Buffer::None | Buffer::Slot(_) => None,
+            };
+        }
+        if let Buffer::Slot(slot) = submission.buffer {
+            cell.slot = Some(slot);
+        }
+        Ok(ticket)
+    }
+
+    /// Shows what was staged in the rings of `ops` (a bit each).
+    #[inline]
+    fn publish(&mut self, ops: u8) {
+        let (mut staged, mut left) = (ops, 0);
+        while staged != 0 {
+            let op = staged.trailing_zeros();
+            staged &= staged - 1;
+            left |= u8::from(self.producers[op as usize].publish() > 0) << op;
+        }
+        publish_fence();
+        while left != 0 {
+            let lane = &self.engine.lanes[left.trailing_zeros() as usize];
+            left &= left - 1;
+            lane.mark_ready(self.shared.id + 1);
+            if lane.is_closed() {
+                self.engine.end_queued(&self.shared, lane.op);
+            } else {
+                self.engine.groups[lane.group].wake_one();
+            }
+        }
+    }
+
+    /// The next completion, if there is one. Gives its credit back.
+    #[inline]
+    pub fn poll(&mut self) -> Option<Completion> {
+        // SAFETY: as in `Pair::owner`, which would borrow all of the pair.
+        let owner = unsafe { self.owner.as_mut().unwrap_unchecked() };
+        owner.reap(&self.shared, &self.engine)
+    }
+
+    /// Drains the completions that are there, and those that come while it does.
+    pub fn completions(&mut self) -> impl Iterator<Item = Completion> + '_ {
+        std::iter::from_fn(|| self.poll())
+    }
+
+    /// Waits until at least `n` completions can be reaped, or all ops in flight if those are fewer. Spins for the
+    /// configured `spin_us`, then sleeps.
+    ///
+    /// # Errors
+    /// [`WaitError`]; what is there can be reaped all the same.
+    pub fn wait(&mut self, n: usize, timeout: Option<Duration>) -> Result<(), WaitError> {
+        let n = n.min(self.in_flight());
+        if n == 0 || self.has_ready(n) {
+            return Ok(());
+        }
+        let start = Instant::now();
+        let spin = Duration::from_micros(u64::from(self.engine.config.spin_us));
+        let deadline = timeout.and_then(|t| start.checked_add(t));
+        loop {
+            for _ in 0..64 {
+                if self.has_ready(n) {
+                    return Ok(());
+                }
+                std::hint::spin_loop();
+            }
+            let now = Instant::now();
+            if deadline.is_some_and(|d| now >= d) {
+                return Err(WaitError::TimedOut);
+            }
+            if now - start >= spin {
+                break;
+            }
+        }
+        *self.shared.waiter.lock().unwrap_or_else(|e| e.into_inner()) =
+            Some(std::thread::current());
+        loop {
+            self.shared.wake.announce(PARKED);
+            if self.has_ready(n) {
+                self.shared.wake.retract(PARKED);
+                return Ok(());
+            }
+            if self.engine.is_closed() {
+                self.shared.wake.retract(PARKED);
+                return match self.has_ready(n) {
+                    true => Ok(()),
+                    false => Err(WaitError::ShutDown),
+                };
+            }
+            while self.shared.wake.peek(PARKED) != 0 {
+                match deadline {
+                    None => std::thread::park(),
+                    Some(deadline) => {
+                        let now = Instant::now();
+                        if now >= deadline {
+                            self.shared.wake.retract(PARKED);
+                            return match self.has_ready(n) {
+                                true => Ok(()),
+                                false => Err(WaitError::TimedOut),
+                            };
+                        }
+                        std::thread::park_timeout(deadline - now);
+                    }
+                }
+            }
+        }
+    }
+
+    fn has_ready(&mut self, n: usize) -> bool {
+        let ready = |owner: &Owner| {
+            (0..n).all(|i| self.shared.completions.has_ready(&owner.cursor, i))
+        };
+        self.owner.as_ref().is_some_and(ready)
+    }
+
+    /// The pair's eventfd, opened at the first call. It becomes readable at most once per [`arm`](Pair::arm), and stays
+    /// readable once the engine is shut down.
+    ///
+    /// # Errors
+    /// The system's, where no descriptor can be opened.
+    pub fn event_fd(&self) -> io::Result<EventFd> {
+        if self.shared.event.get().is_none() {
+            // Two handles can't race: the pair is not `Sync`, and nobody else opens it.
+            let _ = self.shared.event.set(notify::open()?);
+        }
+        Ok(EventFd(Arc::clone(&self.shared)))
+    }
+
+    /// Asks for one signal of the eventfd at the next completion. Call it after draining, before sleeping: with `false`
+    /// there is something to reap (or the engine is shut down), and no need to sleep.
+    ///
+    /// Takes back the readability that an earlier signal left, so it serves level- and edge-triggered hosts.
+    /// Without an [`event_fd`](Pair::event_fd) there is nothing to arm, and the answer is `false`.
+    pub fn arm(&mut self) -> bool {
+        let Some(event) = self.shared.event.get() else {
+            return false;
+        };
+        notify::clear(event);
+        self.shared.wake.announce(ARMED);
+        if self.engine.is_closed() {
+            // The closing signal may be what was just cleared.
+            notify::signal(event);
+            return false;
+        }
+        if self.has_ready(1) {
+            self.shared.wake.retract(ARMED);
+            return false;
+        }
+        true
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        self.publish(0b1111);
+        let Some(mut owner) = self.owner.take() else {
+            return;
+        };
+        while owner.reap(&self.shared, &self.engine).is_some() {}
+        if owner.in_flight() == 0 {
+            self.engine.pairs.forget(&self.shared);
+            return;
+        }
+        *self.shared.orphan.lock().unwrap_or_else(|e| e.into_inner()) = Some(owner);
+        self.shared.wake.announce(ORPHAN);
+        // What came before the announcement nobody else reaps.
+        self.shared.reap_orphan(&self.engine);
+    }
+}
+
+impl fmt::Debug for Pair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pair")
+            .field("id", &self.shared.id)
+            .field("depth", &self.depth())
+            .field("in_flight", &self.in_flight())
+            .finish()
+    }
+}
+
+/// Ops that are pushed one by one and shown to the workers together.
+///
+/// An op is accepted when it is pushed. [`publish`](PairBatch::publish) or dropping the batch shows the ops;
+/// there is no way to take them back. What can't be accepted is refused alone, by its push.
+#[derive(Debug)]
+pub struct PairBatch<'a> {
+    pair: &'a mut Pair,
+    /// When the batch began, in ticks; read at the first push.
+    submitted: u64,
+    /// Kinds with staged ops, a bit each.
+    ops: u8,
+}
+
+impl PairBatch<'_> {
+    /// Accepts one op.
+    ///
+    /// # Errors
+    /// The op comes back whole, with the reason; the ops pushed before stay accepted.
+    #[inline]
+    pub fn push<'k>(
+        &mut self,
+        submission: Submission<'k>,
+    ) -> Result<Ticket, Refused<Submission<'k>>> {
+        if self.ops == 0 {
+            self.submitted = self.pair.engine.clock.raw();
+        }
+        let op = submission.op;
+        let ticket = self.pair.push(submission, self.submitted)?;
+        self.ops |= 1 << op.index();
+        Ok(ticket)
+    }
+
+    /// How many more ops can be pushed before completions must be reaped.
+    pub fn credits(&self) -> usize {
+        self.pair.credits()
+    }
+
+    /// Shows the ops to the workers.
+    pub fn publish(self) {}
+}
+
+impl Drop for PairBatch<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        let ops = mem::take(&mut self.ops);
+        if ops != 0 {
+            self.pair.publish(ops);
+        }
+    }
+}
+

@@ -1,0 +1,209 @@
+//! What a caller hands in, and what it gets back.
+
+use moonring_rings::slots::Ticket;
+
+use crate::store::RawResult;
+use crate::{OpError, OpKind, Slot, Span, StoreOutcome};
+
+/// Where the bytes of an op are.
+#[derive(Debug)]
+pub(crate) enum Buffer {
+    None,
+    Slot(Slot),
+    Span(Span),
+    Foreign { ptr: *mut u8, len: usize },
+}
+
+// SAFETY: a foreign buffer's pointer is used only after submit, where the caller of the `unsafe` constructor vouched for it,
+// whatever thread submits.
+unsafe impl Send for Buffer {}
+
+/// One op, before it is submitted to a [`Pair`](crate::Pair). The key is copied at submit.
+///
+/// ```
+/// use moonring::Submission;
+/// let op = Submission::lookup(b"model@0@1@abcd").user_data(7);
+/// ```
+#[derive(Debug)]
+#[must_use = "an op does nothing until it is submitted"]
+pub struct Submission<'k> {
+    pub(crate) op: OpKind,
+    pub(crate) key: &'k [u8],
+    pub(crate) buffer: Buffer,
+    pub(crate) user_data: u64,
+    pub(crate) flags: u8,
+}
+
+impl<'k> Submission<'k> {
+    fn new(op: OpKind, key: &'k (impl AsRef<[u8]> + ?Sized), buffer: Buffer) -> Self {
+        Self {
+            op,
+            key: key.as_ref(),
+            buffer,
+            user_data: 0,
+            flags: 0,
+        }
+    }
+
+    /// Is an object with this key there? Ends as [`Done::Present`] or [`Done::Absent`]; an error means *unknown*.
+    pub fn lookup(key: &'k (impl AsRef<[u8]> + ?Sized)) -> Self {
+        Self::new(OpKind::Lookup, key, Buffer::None)
+    }
+
+    /// Reads the object into the slot's first `slot.len()` bytes. Ends as [`Done::Retrieved`] with the true length;
+    /// bytes of the slot behind it are untouched. After an error the slot's content is undefined.
+    pub fn retrieve(key: &'k (impl AsRef<[u8]> + ?Sized), slot: Slot) -> Self {
+        Self::new(OpKind::Retrieve, key, Buffer::Slot(slot))
+    }
+
+    /// Writes the slot's first `slot.len()` bytes as the object. Ends as [`Done::Store`].
+    pub fn store(key: &'k (impl AsRef<[u8]> + ?Sized), slot: Slot) -> Self {
+        Self::new(OpKind::Store, key, Buffer::Slot(slot))
+    }
+
+    /// Removes the object. Ends as [`Done::Deleted`], or fails as [`OpError::NotFound`] or [`OpError::Leased`].
+    pub fn delete(key: &'k (impl AsRef<[u8]> + ?Sized)) -> Self {
+        Self::new(OpKind::Delete, key, Buffer::None)
+    }
+
+    /// [`retrieve`](Self::retrieve) into a raw span.
+    ///
+    /// # Safety
+    /// From acceptance to the op's release (the completion without MORE, or the release notice) nobody else may read or
+    /// write the span's bytes.
+    pub unsafe fn retrieve_span(key: &'k (impl AsRef<[u8]> + ?Sized), span: Span) -> Self {
+        Self::new(OpKind::Retrieve, key, Buffer::Span(span))
+    }
+
+    /// [`store`](Self::store) from a raw span.
+    ///
+    /// # Safety
+    /// From acceptance to the op's release nobody may write the span's bytes, and they must be initialised.
+    pub unsafe fn store_span(key: &'k (impl AsRef<[u8]> + ?Sized), span: Span) -> Self {
+        Self::new(OpKind::Store, key, Buffer::Span(span))
+    }
+
+    /// [`retrieve`](Self::retrieve) into memory given by its address: inside a region of the engine, or
+    /// anywhere if the store needs no registration.
+    ///
+    /// # Safety
+    /// As [`retrieve_span`](Self::retrieve_span), and the memory must be mapped and writable until the op's release.
+    pub unsafe fn retrieve_foreign(
+        key: &'k (impl AsRef<[u8]> + ?Sized),
+        ptr: *mut u8,
+        len: usize,
+    ) -> Self {
+        Self::new(OpKind::Retrieve, key, Buffer::Foreign { ptr, len })
+    }
+
+    /// [`store`](Self::store) from memory given by its address: inside a region of the engine, or anywhere if the
+    /// store needs no registration.
+    ///
+    /// # Safety
+    /// As [`store_span`](Self::store_span), and the memory must be mapped until the op's release.
+    pub unsafe fn store_foreign(
+        key: &'k (impl AsRef<[u8]> + ?Sized),
+        ptr: *const u8,
+        len: usize,
+    ) -> Self {
+        let ptr = ptr.cast_mut();
+        Self::new(OpKind::Store, key, Buffer::Foreign { ptr, len })
+    }
+
+    /// A number of the caller's that comes back in the completion. 0 by default.
+    pub fn user_data(mut self, user_data: u64) -> Self {
+        self.user_data = user_data;
+        self
+    }
+
+    /// For a delete: remove the object even if it is leased. Without effect on other ops.
+    pub fn force(mut self) -> Self {
+        if self.op == OpKind::Delete {
+            self.flags |= crate::inflight::FORCE;
+        }
+        self
+    }
+
+    /// For a retrieve: an object of another length than the buffer is [`OpError::LengthMismatch`] or
+    /// [`OpError::ShortBuffer`]. Without effect on other ops.
+    pub fn exact(mut self) -> Self {
+        if self.op == OpKind::Retrieve {
+            self.flags |= crate::inflight::EXACT;
+        }
+        self
+    }
+
+    /// The op's kind.
+    pub fn op(&self) -> OpKind {
+        self.op
+    }
+
+    /// The key.
+    pub fn key(&self) -> &'k [u8] {
+        self.key
+    }
+
+    /// Takes the slot back, of an op that was refused.
+    pub fn into_slot(self) -> Option<Slot> {
+        match self.buffer {
+            Buffer::Slot(slot) => Some(slot),
+            _ => None,
+        }
+    }
+}
+
+/// How an op that went well ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Done {
+    /// Lookup: the object is there.
+    Present,
+    /// Lookup: it is not there.
+    Absent,
+    /// Retrieve: the object's true length in bytes; they are in the buffer.
+    Retrieved(u64),
+    /// Store.
+    Store(StoreOutcome),
+    /// Delete: the object is gone.
+    Deleted,
+}
+
+impl Done {
+    pub(crate) fn from_raw(op: OpKind, value: u64) -> Self {
+        match op {
+            OpKind::Lookup if value != 0 => Done::Present,
+            OpKind::Lookup => Done::Absent,
+            OpKind::Retrieve => Done::Retrieved(value),
+            OpKind::Store => Done::Store(StoreOutcome::from_raw(value)),
+            OpKind::Delete => Done::Deleted,
+        }
+    }
+}
+
+/// One notice about an accepted op.
+///
+/// Each op gets exactly one terminal completion. If that one carries [`more`](Completion::more), a store call may
+/// still be writing the op's bytes, and exactly one release notice follows.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Completion {
+    /// The number given with the submission.
+    pub user_data: u64,
+    /// The op's kind.
+    pub op: OpKind,
+    /// What [`submit`](crate::Pair::submit) returned.
+    pub ticket: Ticket,
+    /// How the op ended.
+    pub result: Result<Done, OpError>,
+    /// The slot that the op was given. `None` for an op without one, and exactly when `more` is set, with one: that
+    /// slot goes back to its pool by itself.
+    pub slot: Option<Slot>,
+    /// A release notice follows; until then the op's bytes belong to the engine.
+    pub more: bool,
+}
+
+impl Completion {
+    pub(crate) fn result_of(op: OpKind, raw: RawResult) -> Result<Done, OpError> {
+        raw.map(|value| Done::from_raw(op, value))
+    }
+}
