@@ -99,6 +99,59 @@ pub enum OpError {
     Store(i32),
 }
 
+/// One table for codes and names, so that a variant without a name does not compile.
+macro_rules! op_error_codes {
+    ($($variant:pat => $code:ident $name:literal,)+) => {
+        enum Code { $($code),+ }
+
+        impl OpError {
+            /// All names, see [`OpError::name`]. New ones may come anywhere in the list.
+            pub const NAMES: &'static [&'static str] = &[$($name),+];
+
+            /// Position in [`OpError::NAMES`].
+            pub(crate) const fn code(&self) -> usize {
+                let code = match self { $($variant => Code::$code),+ };
+                code as usize
+            }
+
+            /// A stable name for statistics and logs, as `not_found`: the variant's, without its values, but
+            /// [`TimedOut`](OpError::TimedOut) has two, and all numbers of [`Store`](OpError::Store) are `store_code`.
+            pub const fn name(&self) -> &'static str {
+                match self { $($variant => $name),+ }
+            }
+        }
+    };
+}
+
+op_error_codes! {
+    OpError::NotFound => NotFound "not_found",
+    OpError::Leased => Leased "leased",
+    OpError::NoSpace => NoSpace "no_space",
+    OpError::ShortBuffer { .. } => ShortBuffer "short_buffer",
+    OpError::LengthMismatch { .. } => LengthMismatch "length_mismatch",
+    OpError::LeaseExpired => LeaseExpired "lease_expired",
+    OpError::NotReady => NotReady "not_ready",
+    OpError::Busy => Busy "busy",
+    OpError::AlreadyExists => AlreadyExists "already_exists",
+    OpError::InvalidArgument => InvalidArgument "invalid_argument",
+    OpError::NoSegment => NoSegment "no_segment",
+    OpError::TransferFailed => TransferFailed "transfer_failed",
+    OpError::ChecksumMismatch => ChecksumMismatch "checksum_mismatch",
+    OpError::RpcFailed => RpcFailed "rpc_failed",
+    OpError::RpcTimedOut => RpcTimedOut "rpc_timed_out",
+    OpError::Unavailable => Unavailable "unavailable",
+    OpError::Unsupported => Unsupported "unsupported",
+    OpError::StoreInternal => StoreInternal "store_internal",
+    OpError::StorePanicked => StorePanicked "store_panicked",
+    OpError::WrongResultCount => WrongResultCount "wrong_result_count",
+    OpError::BadResult => BadResult "bad_result",
+    OpError::TimedOut { started: false } => NeverStarted "timed_out_never_started",
+    OpError::TimedOut { started: true } => InProgress "timed_out_in_progress",
+    OpError::Cancelled => Cancelled "cancelled",
+    OpError::ShutDown => ShutDown "shut_down",
+    OpError::Store(_) => Number "store_code",
+}
+
 fn len_note(len: Option<NonZeroU64>) -> String {
     len.map(|n| format!(" (object: {n} bytes)"))
         .unwrap_or_default()

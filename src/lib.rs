@@ -2,7 +2,9 @@
 
 mod error;
 mod op;
+pub mod stats;
 pub mod store;
 
 pub use error::{ClientError, OpError, Refused, SubmitError};
 pub use op::{OpKind, StoreOutcome};
+pub use stats::Stats;

@@ -1,0 +1,166 @@
+//! Where workers count.
+//!
+//! A [`WorkerRecorder`] has **one writer**, its worker; counts of two workers share no cache line. The writer
+//! counts in this order, for each call:
+//! ```text
+//! op_waits ─ call, folded, moved ─ op_totals ─ result (release) ─ completions are published
+//! ```
+//! Readers look at results first (acquire) and then at the rest, so an op whose result they see, they see whole.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use crossbeam_utils::CachePadded;
+
+use super::code::{CODES, code_of};
+use super::count::Count;
+use super::lane::LaneStats;
+use super::latency::LatencyRecorder;
+use crate::store::RawResult;
+use crate::{OpError, OpKind};
+
+/// What one thread counts, all op kinds.
+#[derive(Debug)]
+pub(crate) struct WorkerRecorder {
+    lanes: [CachePadded<LaneRecorder>; 4],
+}
+
+impl WorkerRecorder {
+    /// All memory that it will ever need: about 440 KiB.
+    pub(crate) fn new() -> Self {
+        Self {
+            lanes: OpKind::ALL.map(|op| CachePadded::new(LaneRecorder::new(op))),
+        }
+    }
+
+    /// The recorder of this op kind.
+    #[inline]
+    pub(crate) fn lane(&self, op: OpKind) -> &LaneRecorder {
+        &self.lanes[op.index()]
+    }
+}
+
+/// What one thread counts of one op kind. All methods but [`add_to`](LaneRecorder::add_to) are that thread's alone.
+#[derive(Debug)]
+pub(crate) struct LaneRecorder {
+    op: OpKind,
+    calls: Count,
+    keys: Count,
+    ops: Count,
+    callers: Count,
+    folded_ops: Count,
+    folded_bytes: Count,
+    bytes: Count,
+    last_store_code: AtomicI32,
+    codes: [Count; CODES],
+    queue: LatencyRecorder,
+    call: LatencyRecorder,
+    total: LatencyRecorder,
+}
+
+impl LaneRecorder {
+    fn new(op: OpKind) -> Self {
+        Self {
+            op,
+            calls: Count::new(),
+            keys: Count::new(),
+            ops: Count::new(),
+            callers: Count::new(),
+            folded_ops: Count::new(),
+            folded_bytes: Count::new(),
+            bytes: Count::new(),
+            last_store_code: AtomicI32::new(0),
+            codes: [const { Count::new() }; CODES],
+            queue: LatencyRecorder::new(),
+            call: LatencyRecorder::new(),
+            total: LatencyRecorder::new(),
+        }
+    }
+
+    /// A store call ended: its keys, the ops behind them, how many different callers these came from, and how long
+    /// the store took.
+    #[inline]
+    pub(crate) fn call(&self, keys: u64, ops: u64, callers: u64, call_ns: u64) {
+        self.calls.add(1);
+        self.keys.add(keys);
+        self.ops.add(ops);
+        self.callers.add(callers);
+        self.call.record(call_ns, 1);
+    }
+
+    /// `count` ops waited `ns` from their submit until a call took them.
+    #[inline]
+    pub(crate) fn op_waits(&self, ns: u64, count: u64) {
+        self.queue.record(ns, count);
+    }
+
+    /// `count` ops took `ns` from their submit to their completion.
+    #[inline]
+    pub(crate) fn op_totals(&self, ns: u64, count: u64) {
+        self.total.record(ns, count);
+    }
+
+    /// `ops` ops were answered from another op's key, with `bytes` copied for them.
+    #[inline]
+    pub(crate) fn folded(&self, ops: u64, bytes: u64) {
+        self.folded_ops.add(ops);
+        self.folded_bytes.add(bytes);
+    }
+
+    /// The store took or gave `bytes`.
+    #[inline]
+    pub(crate) fn moved(&self, bytes: u64) {
+        self.bytes.add(bytes);
+    }
+
+    /// `count` ops end with `result`: the last thing that is counted of them, before their completion is published.
+    #[inline]
+    pub(crate) fn result(&self, result: &RawResult, count: u64) {
+        if let Err(OpError::Store(number)) = result {
+            self.last_store_code.store(*number, Ordering::Relaxed);
+        }
+        // Release: pairs with the acquire in `add_to`.
+        self.codes[code_of(self.op, result)].add_release(count);
+    }
+
+    /// Adds all counts to `stats`. Any thread, at any time.
+    fn add_to(&self, stats: &mut LaneStats) {
+        // Results first: the acquire pairs with the release in `result`. The other way round, an op could be seen as
+        // completed before it is seen in `ops`.
+        for (sum, count) in stats.codes.iter_mut().zip(&self.codes) {
+            *sum += count.get_acquire();
+        }
+        // The number is written before its count: a count over 0 has one.
+        let numbered = code_of(self.op, &Err(OpError::Store(0)));
+        if self.codes[numbered].get_acquire() > 0 {
+            stats.last_store_code = Some(self.last_store_code.load(Ordering::Relaxed));
+        }
+        stats.calls += self.calls.get();
+        stats.keys += self.keys.get();
+        stats.ops += self.ops.get();
+        stats.callers += self.callers.get();
+        stats.folded_ops += self.folded_ops.get();
+        stats.folded_bytes += self.folded_bytes.get();
+        stats.bytes += self.bytes.get();
+        for (recorder, histogram) in [
+            (&self.queue, &mut stats.queue),
+            (&self.call, &mut stats.call),
+            (&self.total, &mut stats.total),
+        ] {
+            recorder.snapshot_into(histogram);
+            stats.saturated += recorder.saturated();
+        }
+    }
+}
+
+/// The sums over all `workers`, one entry per op kind. For what must be read after it see
+/// [`Stats::read`](super::Stats::read).
+pub(crate) fn collect(workers: &[Arc<WorkerRecorder>]) -> [LaneStats; 4] {
+    OpKind::ALL.map(|op| {
+        let mut stats = LaneStats::new(op);
+        for worker in workers {
+            worker.lane(op).add_to(&mut stats);
+        }
+        stats
+    })
+}
