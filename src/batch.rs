@@ -106,6 +106,10 @@ impl Batch {
         self.ops.len()
     }
 
+    pub(crate) fn is_full(&self, bounds: Bounds) -> bool {
+        self.ops.len() >= bounds.ops || (!self.ops.is_empty() && self.bytes >= bounds.bytes)
+    }
+
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -210,7 +214,12 @@ impl Batch {
             self.record_waits(clock, stats, begin);
         }
         let call_ns = clock.delta_as_nanos(begin, end);
-        stats.call(self.call.keys.len() as u64, ops, self.callers.count, call_ns);
+        stats.call(
+            self.call.keys.len() as u64,
+            ops,
+            self.callers.count,
+            call_ns,
+        );
         let error = match answer {
             Ok(n) if n == self.call.keys.len() => None,
             Ok(_) => Some(OpError::WrongResultCount),
@@ -370,7 +379,9 @@ impl Call {
                 self.buf_lens[at] = d.len();
                 self.leaders[at] = index;
             }
-            OpKind::Store if d.buf != self.bufs[at] || d.len() != self.buf_lens[at] => return LATER,
+            OpKind::Store if d.buf != self.bufs[at] || d.len() != self.buf_lens[at] => {
+                return LATER;
+            }
             _ => {}
         }
         place
@@ -467,7 +478,12 @@ impl Seen {
 
     /// The place that was inserted with this hash and for which `equal` says yes; or inserts `place`.
     #[inline]
-    fn find_or_insert(&mut self, hash: u64, place: u32, equal: impl Fn(u32) -> bool) -> Option<u32> {
+    fn find_or_insert(
+        &mut self,
+        hash: u64,
+        place: u32,
+        equal: impl Fn(u32) -> bool,
+    ) -> Option<u32> {
         let mask = self.slots.len() - 1;
         let mut at = hash as usize & mask;
         // Ends: there are twice as many slots as places.

@@ -1,11 +1,12 @@
 //! A client: any task's or thread's way to the engine, by futures.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::engine::Shared;
 use crate::future::{Many, Op, block_on};
-use crate::submission::{Buffer, Submission};
 use crate::store::RawResult;
+use crate::submission::{Buffer, Submission};
 use crate::{ClientError, OpKind, Slot, StoreOutcome};
 
 /// How an op with a slot ended, and the slot.
@@ -69,6 +70,12 @@ impl Clone for Client {
     }
 }
 
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.engine.client_handles.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// A key of a client's op.
 pub trait AsKey: AsRef<[u8]> {}
 impl<T: AsRef<[u8]> + ?Sized> AsKey for T {}
@@ -76,6 +83,7 @@ impl<T: AsRef<[u8]> + ?Sized> AsKey for T {}
 impl Client {
     pub(crate) fn new(engine: Arc<Shared>) -> Self {
         let caller = engine.clients.next_caller();
+        engine.client_handles.fetch_add(1, Ordering::Relaxed);
         Self { engine, caller }
     }
 
@@ -148,9 +156,13 @@ impl Client {
         out: &'a mut Vec<Result<bool, ClientError>>,
     ) -> impl Future<Output = ()> + Send + 'a {
         out.clear();
-        self.many(OpKind::Lookup, keys.into_iter().map(|key| (key, None)), |raw, _| {
-            out.push(raw.map(|value| value != 0));
-        })
+        self.many(
+            OpKind::Lookup,
+            keys.into_iter().map(|key| (key, None)),
+            |raw, _| {
+                out.push(raw.map(|value| value != 0));
+            },
+        )
     }
 
     /// Retrieves many objects. `out` is emptied and filled with one result per item, in the order of the items.
@@ -160,9 +172,13 @@ impl Client {
         out: &'a mut Vec<Returned<u64>>,
     ) -> impl Future<Output = ()> + Send + 'a {
         out.clear();
-        self.many(OpKind::Retrieve, items.into_iter().map(some_slot), |raw, slot| {
-            out.push(returned((raw, slot), |len| len));
-        })
+        self.many(
+            OpKind::Retrieve,
+            items.into_iter().map(some_slot),
+            |raw, slot| {
+                out.push(returned((raw, slot), |len| len));
+            },
+        )
     }
 
     /// Stores many objects. `out` is emptied and filled with one result per item, in the order of the items.
@@ -172,9 +188,13 @@ impl Client {
         out: &'a mut Vec<Returned<StoreOutcome>>,
     ) -> impl Future<Output = ()> + Send + 'a {
         out.clear();
-        self.many(OpKind::Store, items.into_iter().map(some_slot), |raw, slot| {
-            out.push(returned((raw, slot), StoreOutcome::from_raw));
-        })
+        self.many(
+            OpKind::Store,
+            items.into_iter().map(some_slot),
+            |raw, slot| {
+                out.push(returned((raw, slot), StoreOutcome::from_raw));
+            },
+        )
     }
 
     /// Deletes many objects. `out` is emptied and filled with one result per key, in the order of the keys.
@@ -184,9 +204,13 @@ impl Client {
         out: &'a mut Vec<Result<(), ClientError>>,
     ) -> impl Future<Output = ()> + Send + 'a {
         out.clear();
-        self.many(OpKind::Delete, keys.into_iter().map(|key| (key, None)), |raw, _| {
-            out.push(raw.map(drop));
-        })
+        self.many(
+            OpKind::Delete,
+            keys.into_iter().map(|key| (key, None)),
+            |raw, _| {
+                out.push(raw.map(drop));
+            },
+        )
     }
 
     /// How many leading keys are there.

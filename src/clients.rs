@@ -1,8 +1,8 @@
 //! The in-flight table that all clients share, its credits, and who waits for one.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU16, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU16, AtomicU64, AtomicUsize, Ordering, fence};
 use std::task::Waker;
 
 use moonring_rings::park::publish_fence;
@@ -119,9 +119,7 @@ impl Clients {
         // The cell before the push: afterwards a worker may finish the op, though only a detached one touches the cell.
         self.with_cell(index, |cell| {
             cell.long_place = long_place;
-            if let Buffer::Slot(slot) =
-                std::mem::replace(&mut submission.buffer, Buffer::None)
-            {
+            if let Buffer::Slot(slot) = std::mem::replace(&mut submission.buffer, Buffer::None) {
                 cell.slot = Some(slot);
             }
         });

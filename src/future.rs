@@ -163,7 +163,10 @@ unsafe fn give_up(engine: &Shared, ticket: Ticket) {
 
 fn waker_of<'a>(
     cx: &'a Context<'_>,
-) -> (impl FnOnce(&Waker) -> bool + 'a, impl FnOnce() -> Waker + 'a) {
+) -> (
+    impl FnOnce(&Waker) -> bool + 'a,
+    impl FnOnce() -> Waker + 'a,
+) {
     (
         |old: &Waker| old.will_wake(cx.waker()),
         || cx.waker().clone(),
@@ -363,12 +366,16 @@ thread_local! {
 
 /// Runs one future on this thread: spins briefly, then parks until it is woken. Needs no runtime.
 pub fn block_on<F: Future>(future: F) -> F::Output {
-    let unpark = UNPARK.try_with(Cell::take).ok().flatten().unwrap_or_else(|| {
-        Arc::new(Unpark {
-            thread: std::thread::current(),
-            woken: AtomicBool::new(false),
-        })
-    });
+    let unpark = UNPARK
+        .try_with(Cell::take)
+        .ok()
+        .flatten()
+        .unwrap_or_else(|| {
+            Arc::new(Unpark {
+                thread: std::thread::current(),
+                woken: AtomicBool::new(false),
+            })
+        });
     let waker = Waker::from(Arc::clone(&unpark));
     let mut cx = Context::from_waker(&waker);
     let mut future = pin!(future);

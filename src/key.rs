@@ -48,7 +48,7 @@ fn find_nul(key: &[u8]) -> Option<usize> {
 }
 
 /// Hashes keys for folding. Seeded per engine, so that nobody can prepare keys that collide.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct KeyHasher(foldhash::fast::FixedState);
 
 impl KeyHasher {

@@ -55,7 +55,7 @@ impl Memory {
             .flatten()
             .filter_map(NonZeroUsize::new)
             .min();
-        let mut memory = Self {
+        let memory = Self {
             regions: regions
                 .into_iter()
                 .map(|region| Registered {
@@ -87,8 +87,7 @@ impl Memory {
                             left: unregister(store, &done),
                         };
                         if !failed.left.is_empty() {
-                            // The store may still use that memory: never hand it back to the system.
-                            std::mem::forget(std::mem::take(&mut memory.regions));
+                            memory.leak();
                         }
                         return Err(failed);
                     }
@@ -107,9 +106,16 @@ impl Memory {
         let pieces: Vec<_> = self.regions.iter().flat_map(|r| r.ranges()).collect();
         let left = unregister(store, &pieces);
         if !left.is_empty() {
-            std::mem::forget(self.regions.iter().map(|r| r.region.clone()).collect::<Vec<_>>());
+            self.leak();
         }
         left
+    }
+
+    /// The store may still use the memory: it is never handed back to the system.
+    fn leak(&self) {
+        for registered in &self.regions {
+            std::mem::forget(registered.region.clone());
+        }
     }
 
     pub(crate) fn regions(&self) -> impl Iterator<Item = (&Region, &Pieces)> {

@@ -1,11 +1,12 @@
 //! A pair: one thread's own rings and its own completion ring.
 
+use std::mem::{self, ManuallyDrop};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
-use std::{fmt, io, mem};
+use std::{fmt, io};
 
 use moonring_rings::completion::{CompletionRing, Cursor};
 use moonring_rings::park::{WakeWord, publish_fence};
@@ -43,6 +44,8 @@ pub(crate) struct PairShared {
     orphan: Mutex<Option<Owner>>,
     /// Ops refused. One writer, the pair's thread.
     refused: AtomicU64,
+    /// Completions reaped. One writer, the owner.
+    reaped: AtomicU64,
 }
 
 /// What the pair's thread has alone; a worker's, once the pair is an orphan.
@@ -78,10 +81,10 @@ impl PairShared {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Accepted, and not ended yet. A hint.
-    pub(crate) fn pending(&self) -> u64 {
-        let ended = self.completions.pushed();
-        self.accepted().saturating_sub(ended)
+    /// Accepted, and the last notice not reaped.
+    pub(crate) fn credits_in_use(&self) -> u64 {
+        self.accepted()
+            .saturating_sub(self.reaped.load(Ordering::Relaxed))
     }
 
     /// Ends ops and pushes their completions. [`notify`](Self::notify) comes after, once for many.
@@ -192,6 +195,7 @@ impl Owner {
         #[cfg(not(debug_assertions))]
         let _ = shared;
         self.free.push(index);
+        pair.reaped.store(self.cursor.popped(), Ordering::Relaxed);
         Some(completion)
     }
 }
@@ -231,8 +235,8 @@ pub struct Pair {
     shared: Arc<PairShared>,
     engine: Arc<Shared>,
     producers: [Producer<u64>; 4],
-    /// `None` only while the pair is being dropped.
-    owner: Option<Owner>,
+    /// Taken out only when the pair is dropped.
+    owner: ManuallyDrop<Owner>,
 }
 
 /// Why [`Pair::wait`] came back with fewer completions than asked for.
@@ -288,20 +292,15 @@ impl Pair {
             event: OnceLock::new(),
             orphan: Mutex::new(None),
             refused: AtomicU64::new(0),
+            reaped: AtomicU64::new(0),
         });
         let pair = Self {
             shared: Arc::clone(&shared),
             engine,
             producers,
-            owner: Some(owner),
+            owner: ManuallyDrop::new(owner),
         };
         (pair, shared)
-    }
-
-    #[inline(always)]
-    fn owner(&mut self) -> &mut Owner {
-        // SAFETY: `owner` is `Some` from `new` to `drop`, which is the last to use it.
-        unsafe { self.owner.as_mut().unwrap_unchecked() }
     }
 
     /// How many ops can be in flight.
@@ -311,7 +310,7 @@ impl Pair {
 
     /// How many ops are in flight: accepted, and their last notice not reaped.
     pub fn in_flight(&self) -> usize {
-        self.owner.as_ref().map_or(0, Owner::in_flight)
+        self.owner.in_flight()
     }
 
     /// How many more ops can be accepted before completions must be reaped.
@@ -383,8 +382,7 @@ impl Pair {
             refuse!(reason);
         }
         let producer = &mut self.producers[op.index()];
-        // SAFETY: as in `Pair::owner`, which would borrow all of the pair.
-        let owner = unsafe { self.owner.as_mut().unwrap_unchecked() };
+        let owner = &mut *self.owner;
         let Some(&index) = owner.free.last() else {
             refuse!(SubmitError::NoCredit {
                 depth: owner.cells.len()
@@ -463,9 +461,7 @@ impl Pair {
     /// The next completion, if there is one. Gives its credit back.
     #[inline]
     pub fn poll(&mut self) -> Option<Completion> {
-        // SAFETY: as in `Pair::owner`, which would borrow all of the pair.
-        let owner = unsafe { self.owner.as_mut().unwrap_unchecked() };
-        owner.reap(&self.shared, &self.engine)
+        self.owner.reap(&self.shared, &self.engine)
     }
 
     /// Drains the completions that are there, and those that come while it does.
@@ -535,11 +531,8 @@ impl Pair {
         }
     }
 
-    fn has_ready(&mut self, n: usize) -> bool {
-        let ready = |owner: &Owner| {
-            (0..n).all(|i| self.shared.completions.has_ready(&owner.cursor, i))
-        };
-        self.owner.as_ref().is_some_and(ready)
+    fn has_ready(&self, n: usize) -> bool {
+        (0..n).all(|i| self.shared.completions.has_ready(&self.owner.cursor, i))
     }
 
     /// The pair's eventfd, opened at the first call. It becomes readable at most once per [`arm`](Pair::arm), and stays
@@ -582,9 +575,8 @@ impl Pair {
 impl Drop for Pair {
     fn drop(&mut self) {
         self.publish(0b1111);
-        let Some(mut owner) = self.owner.take() else {
-            return;
-        };
+        // SAFETY: nobody uses the pair after this.
+        let mut owner = unsafe { ManuallyDrop::take(&mut self.owner) };
         while owner.reap(&self.shared, &self.engine).is_some() {}
         if owner.in_flight() == 0 {
             self.engine.pairs.forget(&self.shared);
@@ -657,4 +649,3 @@ impl Drop for PairBatch<'_> {
         }
     }
 }
-

@@ -1,0 +1,323 @@
+//! The engine: what all its parts share, and the handle that users hold.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use crate::clients::Clients;
+use crate::key::KeyHasher;
+use crate::lane::{Group, Lane};
+use crate::memory::Memory;
+use crate::pair::PairShared;
+use crate::pairs::Pairs;
+use crate::shutdown::{self, ShutdownReport};
+use crate::stats::{Intake, WorkerRecorder};
+use crate::store::{RawResult, Store};
+use crate::{
+    Client, EngineBuilder, EngineConfig, OpError, OpKind, Pair, Shutdown, ShutdownError,
+    StartReport, Stats, worker,
+};
+
+/// Whether ops are taken in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Closing {
+    No = 0,
+    /// No more intake; what is queued is executed.
+    Drain = 1,
+    /// No more intake; what is queued ends as shut down.
+    Cancel = 2,
+}
+
+/// What pairs, clients and workers share. Lives until the last of them is gone.
+pub(crate) struct Shared {
+    pub(crate) config: EngineConfig,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) memory: Memory,
+    pub(crate) clock: quanta::Clock,
+    pub(crate) hasher: KeyHasher,
+    /// One per op kind.
+    pub(crate) lanes: [Lane; 4],
+    pub(crate) groups: Vec<Group>,
+    pub(crate) clients: Clients,
+    pub(crate) pairs: Pairs,
+    pub(crate) spinners: Spinners,
+    /// One per worker, and one for ops that end without a worker (under `ended`'s lock).
+    pub(crate) recorders: Vec<Arc<WorkerRecorder>>,
+    ended: Mutex<()>,
+    /// Clients that exist, by their engine handles.
+    pub(crate) client_handles: AtomicU64,
+    /// A [`Closing`]. Written by `shutdown`, read before each submission and each batch.
+    closing: AtomicU8,
+    /// All workers have left, or their time was up: nobody waits for completions any more.
+    closed: AtomicBool,
+    /// Workers that have not left, by their numbers in the start report.
+    pub(crate) working: Mutex<Vec<usize>>,
+    pub(crate) left: Condvar,
+    /// The report of the shutdown that has been done. Held while it goes on.
+    pub(crate) ending: Mutex<Option<ShutdownReport>>,
+    /// What could not be unregistered; `None` until somebody has tried.
+    pub(crate) released: Mutex<Option<Vec<String>>>,
+    pub(crate) report: StartReport,
+}
+
+impl Shared {
+    #[allow(clippy::too_many_arguments)] // the one place where an engine is put together
+    pub(crate) fn new(
+        config: EngineConfig,
+        store: Arc<dyn Store>,
+        memory: Memory,
+        lanes: [Lane; 4],
+        groups: Vec<Group>,
+        spinners: Spinners,
+        report: StartReport,
+    ) -> Self {
+        let workers: usize = groups.iter().map(|g| g.workers).sum();
+        Self {
+            clients: Clients::new(config.ring_depth, config.long_keys, config.max_key),
+            clock: quanta::Clock::new(),
+            hasher: KeyHasher::new(),
+            pairs: Pairs::default(),
+            recorders: (0..=workers)
+                .map(|_| Arc::new(WorkerRecorder::new()))
+                .collect(),
+            ended: Mutex::new(()),
+            client_handles: AtomicU64::new(0),
+            closing: AtomicU8::new(Closing::No as u8),
+            closed: AtomicBool::new(false),
+            working: Mutex::new(Vec::new()),
+            left: Condvar::new(),
+            ending: Mutex::new(None),
+            released: Mutex::new(None),
+            config,
+            store,
+            memory,
+            lanes,
+            groups,
+            spinners,
+            report,
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Relaxed) != Closing::No as u8
+    }
+
+    pub(crate) fn closing(&self) -> Closing {
+        match self.closing.load(Ordering::Relaxed) {
+            0 => Closing::No,
+            1 => Closing::Drain,
+            _ => Closing::Cancel,
+        }
+    }
+
+    pub(crate) fn set_closing(&self, closing: Closing) {
+        self.closing.fetch_max(closing as u8, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_closed(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+
+    /// Whether a worker of this group would find something to do.
+    #[inline]
+    pub(crate) fn has_work(&self, group: &Group) -> bool {
+        let mut ops = group.ops.iter();
+        ops.any(|op| self.lanes[op.index()].has_work())
+    }
+
+    /// Counts an op that ends as shut down without a worker, before its completion is published.
+    pub(crate) fn count_ended(&self, op: OpKind) {
+        let shut_down: RawResult = Err(OpError::ShutDown);
+        let _one = self.ended.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(stats) = self.recorders.last() {
+            // The lock makes us its one writer.
+            stats.lane(op).result(&shut_down, 1);
+        }
+    }
+
+    /// Ends what the pair has queued in a lane to which no worker comes any more.
+    #[cold]
+    pub(crate) fn end_queued(&self, pair: &PairShared, op: OpKind) {
+        worker::end_queued(self, pair, op);
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        Stats::read(&self.recorders, || {
+            let pairs = self.pairs.counts();
+            let by_clients: u64 = self.lanes.iter().map(|lane| lane.clients.pushed()).sum();
+            Intake {
+                accepted: pairs.accepted + by_clients,
+                refused: pairs.refused + self.clients.refused(),
+                credits_in_use: pairs.credits_in_use + self.clients.credits_in_use() as u64,
+                pairs: pairs.pairs,
+                clients: self.client_handles.load(Ordering::Relaxed),
+            }
+        })
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine")
+            .field("store", &self.store.name())
+            .field("closing", &self.closing())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Who may spin: one worker of a group at a time, and never on the last core.
+pub(crate) struct Spinners {
+    active: AtomicUsize,
+    limit: usize,
+}
+
+impl Spinners {
+    /// At most `cores - 1` spin; none where nobody shall.
+    pub(crate) fn new(cores: usize, config: &EngineConfig) -> Self {
+        let anybody = config.busy_poll || config.spin_us > 0;
+        Self {
+            active: AtomicUsize::new(0),
+            limit: if anybody { cores.saturating_sub(1) } else { 0 },
+        }
+    }
+
+    /// Relaxed throughout: a count, and nothing else.
+    pub(crate) fn try_start(&self, group: &Group) -> bool {
+        if self.active.load(Ordering::Relaxed) >= self.limit {
+            return false;
+        }
+        if self.active.fetch_add(1, Ordering::Relaxed) < self.limit && group.start_spinning() {
+            return true;
+        }
+        self.active.fetch_sub(1, Ordering::Relaxed);
+        false
+    }
+
+    pub(crate) fn stop(&self, group: &Group) {
+        group.stop_spinning();
+        self.active.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Why no pair could be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PairError {
+    /// The depth is zero or more than [`Engine::MAX_PAIR_DEPTH`].
+    #[error("pair: depth {depth}, allowed are 1 to {max}")]
+    Depth {
+        /// What was asked for.
+        depth: usize,
+        /// The most that is allowed.
+        max: usize,
+    },
+    /// As many pairs are open as `max_pairs` allows.
+    #[error("pair: {max} pairs are open, the limit max_pairs")]
+    TooMany {
+        /// The limit.
+        max: usize,
+    },
+    /// The engine no longer takes ops.
+    #[error("pair: the engine is shut down")]
+    ShutDown,
+}
+
+/// A running engine: rings, workers and a store.
+///
+/// Threads submit through a [`Pair`] of their own, tasks through a [`Client`]. Dropping the engine shuts it down
+/// ([`Shutdown::Cancel`], at most [`Engine::DROP_LIMIT`]); pairs and clients that are left then get
+/// [`SubmitError::ShutDown`](crate::SubmitError::ShutDown).
+#[derive(Debug)]
+pub struct Engine {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Engine {
+    /// Most ops in flight of one pair.
+    pub const MAX_PAIR_DEPTH: usize = 1 << 16;
+
+    /// How long dropping the engine waits for store calls to return.
+    pub const DROP_LIMIT: Duration = Duration::from_secs(5);
+
+    /// Begins to set up an engine on this store.
+    pub fn builder(store: Arc<dyn Store>) -> EngineBuilder {
+        EngineBuilder::new(store)
+    }
+
+    /// What was set up, and how: workers and their cores, regions, warnings.
+    pub fn start_report(&self) -> &StartReport {
+        &self.shared.report
+    }
+
+    /// The configuration as it is in effect.
+    pub fn config(&self) -> &EngineConfig {
+        &self.shared.config
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.shared.store
+    }
+
+    /// A pair for one thread, with at most `depth` ops in flight (of all kinds together).
+    ///
+    /// # Errors
+    /// [`PairError`].
+    pub fn pair(&self, depth: usize) -> Result<Pair, PairError> {
+        let max = Self::MAX_PAIR_DEPTH;
+        if depth == 0 || depth > max {
+            return Err(PairError::Depth { depth, max });
+        }
+        if self.shared.is_closing() {
+            return Err(PairError::ShutDown);
+        }
+        let max = self.shared.config.max_pairs;
+        let make = |id: usize| {
+            for lane in &self.shared.lanes {
+                lane.open_source(id + 1);
+            }
+            Pair::new(Arc::clone(&self.shared), id, depth)
+        };
+        let pair = self.shared.pairs.add(max, make);
+        pair.ok_or(PairError::TooMany { max })
+    }
+
+    /// A client for any number of tasks and threads.
+    pub fn client(&self) -> Client {
+        Client::new(Arc::clone(&self.shared))
+    }
+
+    /// A snapshot of all counts. Makes no worker wait.
+    pub fn stats(&self) -> Stats {
+        self.shared.stats()
+    }
+
+    /// Stops intake, finishes or cancels what is queued, waits for store calls under way, unregisters the memory.
+    ///
+    /// Returns after `limit` at the latest (plus what the store takes to unregister): store calls that have not
+    /// returned by then are in the report, their memory stays registered and mapped until they do. Harmless when
+    /// called again, or from several threads: all get the report of the first call, once it is done.
+    ///
+    /// # Errors
+    /// [`ShutdownError::WouldDeadlock`] from one of the engine's own workers: inside a waker or a store's call.
+    pub fn shutdown(
+        &self,
+        mode: Shutdown,
+        limit: Duration,
+    ) -> Result<ShutdownReport, ShutdownError> {
+        shutdown::shutdown(&self.shared, mode, limit)
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        shutdown::drop_engine(&self.shared);
+    }
+}

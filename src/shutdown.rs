@@ -1,0 +1,187 @@
+//! The end of an engine.
+//!
+//! ```text
+//!  1 stop intake        closing = Drain | Cancel; the clients' rings are closed; everybody is woken
+//!  2 workers leave      each when its lanes are drained (Cancel: what they take ends as shut down)
+//!  3 at the limit       Drain becomes Cancel: workers that come back from a call end the rest
+//!  4 lanes are closed   nobody comes any more: what is still queued, and what a submitter that raced with 1
+//!                       publishes from now on, ends as shut down, by us or by that submitter
+//!  5 closed             every waiter is woken; eventfds stay readable
+//!  6 release            the last to leave, this thread or a worker: unregister in reverse order, close the store
+//! ```
+//! Memory is unmapped when its last owner is gone: engine, pairs, clients, workers and slots all hold it. A worker in a
+//! call holds all that the call uses, so nothing of it is freed or unregistered before the call returns.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::engine::{Closing, Engine, Shared};
+use crate::worker;
+
+/// What becomes of ops that are queued when the engine is shut down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Shutdown {
+    /// They are executed.
+    Drain,
+    /// They end as [`OpError::ShutDown`](crate::OpError::ShutDown); store calls under way are waited for.
+    Cancel,
+}
+
+/// Why the engine was not shut down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ShutdownError {
+    /// The calling thread is one of the engine's workers, which would wait for itself.
+    #[error("shutdown from inside a waker or a store's call would deadlock")]
+    WouldDeadlock,
+}
+
+/// How an engine ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ShutdownReport {
+    /// Ops that had their terminal completion since the start, those in `cancelled` included.
+    pub completed: u64,
+    /// Ops that ended as shut down.
+    pub cancelled: u64,
+    /// Ops in store calls that had not returned at the limit. Their memory stays mapped and registered until they do.
+    pub in_flight: u64,
+    /// The workers that are in those calls, by name.
+    pub stuck_workers: Vec<String>,
+    /// Pieces of memory that the store did not unregister, with its reason; they are leaked.
+    pub not_unregistered: Vec<String>,
+    /// How long it took.
+    pub took: Duration,
+}
+
+pub(crate) fn shutdown(
+    engine: &Arc<Shared>,
+    mode: Shutdown,
+    limit: Duration,
+) -> Result<ShutdownReport, ShutdownError> {
+    if worker::is_worker_of(engine) {
+        return Err(ShutdownError::WouldDeadlock);
+    }
+    // Others wait here for the first to be done, and get its report.
+    let mut ending = engine.ending.lock().unwrap_or_else(|e| e.into_inner());
+    if let Some(report) = &*ending {
+        return Ok(report.clone());
+    }
+    let start = Instant::now();
+    engine.set_closing(match mode {
+        Shutdown::Drain => Closing::Drain,
+        Shutdown::Cancel => Closing::Cancel,
+    });
+    for lane in &engine.lanes {
+        lane.clients.close();
+    }
+    engine.groups.iter().for_each(|group| group.wake_all());
+    wait_for_workers(engine, start, limit);
+    engine.set_closing(Closing::Cancel);
+    end_rest(engine);
+    engine.set_closed();
+    for pair in engine.pairs.all() {
+        pair.wake_closed(engine);
+    }
+    engine.clients.waiting().notify_all();
+    let stuck = engine
+        .working
+        .lock()
+        .unwrap_or_else(|e| e.into_inner())
+        .clone();
+    // A worker that leaves from now on finds the engine closed, and releases the memory itself.
+    let not_unregistered = match stuck.is_empty() {
+        true => engine.release(),
+        false => Vec::new(),
+    };
+    let stats = engine.stats();
+    let report = ShutdownReport {
+        completed: stats.engine.completed,
+        cancelled: stats.lanes.iter().map(|lane| lane.count("shut_down")).sum(),
+        in_flight: stats.engine.in_flight,
+        stuck_workers: stuck
+            .iter()
+            .filter_map(|&w| engine.report.workers.get(w).map(|w| w.name.clone()))
+            .collect(),
+        not_unregistered,
+        took: start.elapsed(),
+    };
+    *ending = Some(report.clone());
+    Ok(report)
+}
+
+/// Waits until all workers have left, or the limit comes.
+fn wait_for_workers(engine: &Shared, start: Instant, limit: Duration) {
+    let mut working = engine.working.lock().unwrap_or_else(|e| e.into_inner());
+    while !working.is_empty() {
+        let left = limit.saturating_sub(start.elapsed());
+        if left.is_zero() {
+            return;
+        }
+        working = match engine.left.wait_timeout(working, left) {
+            Ok((working, _)) => working,
+            Err(poisoned) => poisoned.into_inner().0,
+        };
+    }
+}
+
+/// Ends everything that is queued and that no worker will take.
+fn end_rest(engine: &Shared) {
+    for lane in &engine.lanes {
+        lane.close();
+        for pair in engine.pairs.all() {
+            worker::end_queued(engine, &pair, lane.op);
+        }
+        // A client that claimed a place before the ring was closed publishes it in a moment.
+        while !lane.clients.is_drained() {
+            if worker::end_queued_clients(engine, lane) == 0 {
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// A worker leaves. The last one releases what `shutdown` could not wait for.
+    pub(crate) fn worker_left(&self, worker: usize) {
+        let mut working = self.working.lock().unwrap_or_else(|e| e.into_inner());
+        working.retain(|&w| w != worker);
+        let last = working.is_empty();
+        drop(working);
+        self.left.notify_all();
+        if last && self.is_closed() {
+            self.release();
+        }
+    }
+
+    /// Unregisters the memory and closes the store, once. No store call is under way, and none comes.
+    fn release(&self) -> Vec<String> {
+        let mut released = self.released.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(left) = &*released {
+            return left.clone();
+        }
+        // SAFETY: all workers have left, and only they call the store.
+        let left = unsafe { self.memory.unregister(&*self.store) };
+        self.store.close();
+        released.insert(left).clone()
+    }
+}
+
+/// Dropping the handle: from one of its own workers, another thread does the waiting.
+pub(crate) fn drop_engine(engine: &Arc<Shared>) {
+    if shutdown(engine, Shutdown::Cancel, Engine::DROP_LIMIT).is_err() {
+        shutdown_elsewhere(engine);
+    }
+}
+
+/// Shuts the engine down on a thread of its own, for a worker that can't wait for itself.
+pub(crate) fn shutdown_elsewhere(engine: &Arc<Shared>) {
+    let shared = Arc::clone(engine);
+    let spawned = std::thread::Builder::new()
+        .name("mr-shutdown".to_owned())
+        .spawn(move || shutdown(&shared, Shutdown::Cancel, Engine::DROP_LIMIT));
+    if let Err(error) = spawned {
+        tracing::error!(%error, "no thread to shut the engine down; its workers go on");
+    }
+}

@@ -1,0 +1,407 @@
+//! The start of an engine: configuration, memory, workers; or an error that names what was wrong, and nothing left behind.
+
+use std::sync::{Arc, mpsc};
+
+use crate::config::ConfigError;
+use crate::engine::{Engine, Shared, Spinners};
+use crate::lane::{Group, Lane};
+use crate::memory::{Memory, RegistrationFailed};
+use crate::store::{Capabilities, RegisterError, Store};
+use crate::worker::Worker;
+use crate::{EngineConfig, OpKind, Overlap, Region, RegionReport, affinity, shutdown};
+
+/// Why an engine did not start. Whatever had been set up before is taken back.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The configuration was refused.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A core was asked for that this thread may not use.
+    #[error("moonring.cores: core {core} is not among the allowed ones {allowed:?}")]
+    Core {
+        /// The core.
+        core: usize,
+        /// What the calling thread's mask allows.
+        allowed: Vec<usize>,
+    },
+    /// Two regions overlap without being the same.
+    #[error("region {second} overlaps region {first}: {report}")]
+    RegionsOverlap {
+        /// The one given first, counted from 0.
+        first: usize,
+        /// The one given later.
+        second: usize,
+        /// Where they are.
+        report: String,
+    },
+    /// The store did not register a piece of a region. The pieces before it were unregistered again.
+    #[error(
+        "region {region}: registering piece {piece} of {pieces} ({len} bytes at {addr:#x}) failed: {error}{}",
+        left_note(.left)
+    )]
+    Registration {
+        /// The region, counted from 0.
+        region: usize,
+        /// The piece, counted from 1.
+        piece: usize,
+        /// How many pieces the region has.
+        pieces: usize,
+        /// Address of the piece.
+        addr: usize,
+        /// Length of the piece in bytes.
+        len: usize,
+        /// The store's reason.
+        error: RegisterError,
+        /// Pieces that could not be unregistered again; they are leaked.
+        left: Vec<String>,
+    },
+    /// A worker's thread could not be started.
+    #[error("worker {name}: {error}")]
+    Worker {
+        /// The worker's name.
+        name: String,
+        /// The system's reason.
+        error: std::io::Error,
+    },
+}
+
+fn left_note(left: &[String]) -> String {
+    match left {
+        [] => String::new(),
+        _ => format!("; taking back failed too: {}", left.join(", ")),
+    }
+}
+
+/// How an engine was set up.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct StartReport {
+    /// The store's name.
+    pub store: String,
+    /// What the store can do.
+    pub capabilities: Capabilities,
+    /// One entry per worker.
+    pub workers: Vec<WorkerStart>,
+    /// One entry per region that is in use.
+    pub regions: Vec<RegionStart>,
+    /// Regions that were given twice, which changes nothing.
+    pub identical_regions: usize,
+    /// What deserves attention; also logged.
+    pub warnings: Vec<String>,
+}
+
+/// A worker as it was started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WorkerStart {
+    /// Its thread's name.
+    pub name: String,
+    /// The op kinds that it serves.
+    pub ops: Vec<OpKind>,
+    /// The core that it was to be pinned to; `None`: it is not pinned.
+    pub core: Option<usize>,
+    /// Whether the system pinned it.
+    pub pinned: bool,
+}
+
+/// A region as it was registered.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct RegionStart {
+    /// What was really got.
+    pub region: RegionReport,
+    /// Lengths in bytes of the pieces in which it was registered, in order.
+    pub pieces: Vec<usize>,
+}
+
+/// Sets an engine up.
+#[derive(Debug)]
+#[must_use]
+pub struct EngineBuilder {
+    store: Arc<dyn Store>,
+    config: EngineConfig,
+    regions: Vec<Region>,
+    warnings: Vec<String>,
+}
+
+impl std::fmt::Debug for dyn Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Store").field(&self.name()).finish()
+    }
+}
+
+/// A worker to be started.
+struct Plan {
+    name: String,
+    group: usize,
+    number: usize,
+    core: Option<usize>,
+}
+
+impl EngineBuilder {
+    pub(crate) fn new(store: Arc<dyn Store>) -> Self {
+        Self {
+            store,
+            config: EngineConfig::default(),
+            regions: Vec::new(),
+            warnings: Vec::new(),
+        }
+    }
+
+    /// The configuration; the default without this.
+    pub fn config(mut self, config: EngineConfig) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// Adds a region, to be registered with the store.
+    pub fn region(mut self, region: Region) -> Self {
+        self.regions.push(region);
+        self
+    }
+
+    /// Adds warnings that belong into the report, as those of [`L2Adapter::warnings`](crate::L2Adapter::warnings).
+    pub fn warnings(mut self, warnings: impl IntoIterator<Item = String>) -> Self {
+        self.warnings.extend(warnings);
+        self
+    }
+
+    /// Starts the engine. The cores of its workers are chosen from those of the calling thread.
+    ///
+    /// # Errors
+    /// [`StartError`]; nothing is left behind then, except memory that a store did not unregister, which is leaked.
+    pub fn start(self) -> Result<Engine, StartError> {
+        self.config.validate()?;
+        let config = self.config.effective();
+        let allowed = affinity::allowed();
+        let (groups, lanes) = layout(&config);
+        let cores = affinity::assign(
+            &config.cores,
+            &allowed,
+            groups.iter().map(|g| g.workers).sum(),
+        )?;
+        let plans = plan(&groups, cores);
+        let (regions, identical) = distinct(self.regions)?;
+        let memory = Memory::register(&*self.store, regions, config.max_registration)?;
+        let mut report = StartReport {
+            store: self.store.name().to_owned(),
+            capabilities: self.store.capabilities(),
+            workers: Vec::new(),
+            regions: memory.report(),
+            identical_regions: identical,
+            warnings: self.warnings,
+        };
+        for plan in &plans {
+            report.workers.push(WorkerStart {
+                name: plan.name.clone(),
+                ops: groups[plan.group].ops.clone(),
+                core: plan.core,
+                pinned: plan.core.is_some(),
+            });
+        }
+        let spinners = Spinners::new(allowed.len(), &config);
+        let shared = Shared::new(config, self.store, memory, lanes, groups, spinners, report);
+        spawn(shared, plans)
+    }
+}
+
+/// The groups of workers, and the lanes that they serve.
+fn layout(config: &EngineConfig) -> (Vec<Group>, [Lane; 4]) {
+    let mut groups = Vec::new();
+    let shared: Vec<_> = OpKind::ALL
+        .into_iter()
+        .filter(|&op| config.per_op_workers[op].is_none())
+        .collect();
+    // In a pool for several kinds none may hold all workers.
+    let bounded = shared.len() > 1 && config.num_workers > 1;
+    if !shared.is_empty() {
+        groups.push(Group::new(shared, config.num_workers));
+    }
+    let lanes = OpKind::ALL.map(|op| {
+        let (group, max_holders) = match config.per_op_workers[op] {
+            Some(workers) => {
+                groups.push(Group::new(vec![op], workers));
+                (groups.len() - 1, u32::MAX)
+            }
+            None if bounded => (0, config.num_workers as u32 - 1),
+            None => (0, u32::MAX),
+        };
+        Lane::new(op, group, config.ring_depth, config.max_pairs, max_holders)
+    });
+    (groups, lanes)
+}
+
+fn plan(groups: &[Group], cores: Vec<Option<usize>>) -> Vec<Plan> {
+    let mut cores = cores.into_iter();
+    let mut plans = Vec::new();
+    for (g, group) in groups.iter().enumerate() {
+        // Thread names are cut at 15 bytes.
+        let name = match group.ops[..] {
+            [op] => op.name(),
+            _ => "shared",
+        };
+        for number in 0..group.workers {
+            plans.push(Plan {
+                name: format!("mr-{name}-{number}"),
+                group: g,
+                number,
+                core: cores.next().flatten(),
+            });
+        }
+    }
+    plans
+}
+
+/// Leaves out regions that were given twice; refuses those that overlap in part.
+fn distinct(regions: Vec<Region>) -> Result<(Vec<Region>, usize), StartError> {
+    let given = regions.len();
+    let mut kept: Vec<(usize, Region)> = Vec::new();
+    'next: for (second, region) in regions.into_iter().enumerate() {
+        for (first, other) in &kept {
+            match other.overlap(&region) {
+                Overlap::Apart => {}
+                Overlap::Identical if other.id() == region.id() => continue 'next,
+                Overlap::Identical | Overlap::Partial => {
+                    return Err(StartError::RegionsOverlap {
+                        first: *first,
+                        second,
+                        report: format!(
+                            "{} bytes at {:p} and {} bytes at {:p}",
+                            other.len(),
+                            other.base(),
+                            region.len(),
+                            region.base()
+                        ),
+                    });
+                }
+            }
+        }
+        kept.push((second, region));
+    }
+    let identical = given - kept.len();
+    Ok((kept.into_iter().map(|(_, r)| r).collect(), identical))
+}
+
+/// Starts the workers; all are at work, and pinned, when this returns.
+fn spawn(mut shared: Shared, plans: Vec<Plan>) -> Result<Engine, StartError> {
+    // Pinning is tried before the report is sealed: each worker says how it went, then waits for its engine.
+    let mut engines = Vec::new();
+    let (said, results) = mpsc::channel();
+    let mut failed = None;
+    for (index, plan) in plans.into_iter().enumerate() {
+        let (give, engine) = mpsc::channel::<Arc<Shared>>();
+        let said = said.clone();
+        let stats = Arc::clone(&shared.recorders[index]);
+        let name = plan.name.clone();
+        let body = move || {
+            block_signals();
+            // If the starter is gone, so is the engine.
+            let _ = said.send((index, plan.core.is_none_or(affinity::pin)));
+            drop(said);
+            let Ok(engine) = engine.recv() else { return };
+            let leaving = Leaving {
+                engine: Arc::clone(&engine),
+                index,
+            };
+            Worker::new(engine, plan.group, plan.number, stats).run();
+            drop(leaving);
+        };
+        match std::thread::Builder::new().name(name.clone()).spawn(body) {
+            Ok(_) => engines.push(give),
+            Err(error) => {
+                failed = Some(StartError::Worker { name, error });
+                break;
+            }
+        }
+    }
+    drop(said);
+    for (index, pinned) in results {
+        let worker = &mut shared.report.workers[index];
+        worker.pinned &= pinned;
+        if let (Some(core), false) = (worker.core, pinned) {
+            let warning = format!("{}: could not be pinned to core {core}", worker.name);
+            shared.report.warnings.push(warning);
+        }
+    }
+    if let Some(error) = failed {
+        // The threads that did start end when their channels close.
+        drop(engines);
+        // SAFETY: no worker has begun, so no call is under way, and none comes.
+        unsafe { shared.memory.unregister(&*shared.store) };
+        return Err(error);
+    }
+    for warning in &shared.report.warnings {
+        tracing::warn!("{warning}");
+    }
+    let shared = Arc::new(shared);
+    *shared.working.lock().unwrap_or_else(|e| e.into_inner()) = (0..engines.len()).collect();
+    for give in engines {
+        // The worker waits for it.
+        let _ = give.send(Arc::clone(&shared));
+    }
+    Ok(Engine { shared })
+}
+
+/// Tells the engine that a worker is gone, however it went.
+struct Leaving {
+    engine: Arc<Shared>,
+    index: usize,
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            // A panic of our own code. Its lane may have no worker left, so nothing may be queued any more.
+            tracing::error!("a worker ended by a panic; the engine shuts down");
+            shutdown::shutdown_elsewhere(&self.engine);
+        }
+        self.engine.worker_left(self.index);
+    }
+}
+
+/// The host's signals are the host's: none is handled on a worker's thread.
+fn block_signals() {
+    // SAFETY: plain calls on a local set; the mask changed is that of this thread, which is ours. Signals that a fault
+    // raises on the thread itself stay unblocked, as blocking them is undefined.
+    unsafe {
+        let mut set = std::mem::zeroed::<libc::sigset_t>();
+        libc::sigfillset(&mut set);
+        for fault in [
+            libc::SIGSEGV,
+            libc::SIGBUS,
+            libc::SIGFPE,
+            libc::SIGILL,
+            libc::SIGTRAP,
+            libc::SIGABRT,
+            libc::SIGSYS,
+        ] {
+            libc::sigdelset(&mut set, fault);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
+    }
+}
+
+impl From<RegistrationFailed> for StartError {
+    fn from(failed: RegistrationFailed) -> Self {
+        StartError::Registration {
+            region: failed.region,
+            piece: failed.piece + 1,
+            pieces: failed.pieces,
+            addr: failed.addr,
+            len: failed.len,
+            error: failed.error,
+            left: failed.left,
+        }
+    }
+}
+
+impl Memory {
+    fn report(&self) -> Vec<RegionStart> {
+        let start = |(region, pieces): (&Region, &crate::Pieces)| RegionStart {
+            region: region.report().clone(),
+            pieces: pieces.iter().map(|(_, len)| len).collect(),
+        };
+        self.regions().map(start).collect()
+    }
+}

@@ -1,0 +1,397 @@
+//! A worker: look for work, take a bounded handful, do it, report, maybe sleep.
+//!
+//! # Which lane next
+//! A worker of the shared pool goes through [`TURNS`], one step per take: lookups every other time, each kind at
+//! least once in eight. A kind with nothing to do passes its turn on.
+//!
+//! # How much
+//! Up to `max_batch` ops and `max_batch_bytes` bytes, from as many sources as it takes, beginning one
+//! further each time. While another worker of the group is idle, no more than `share_bytes`, so that large
+//! values are shared out. An idle lane sends at once what is there; a busy one finds more at each look.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Duration;
+
+use moonring_rings::park::publish_fence;
+
+use crate::batch::{Batch, Bounds};
+use crate::clients::wake_quietly;
+use crate::engine::{Closing, Shared};
+use crate::inflight::OpTable;
+use crate::lane::{CLIENTS, Group, Lane};
+use crate::pair::PairShared;
+use crate::pairs::Snapshot;
+use crate::stats::WorkerRecorder;
+use crate::{OpError, OpKind};
+
+/// The order of takes in a pool that serves several kinds: 4 in 8 lookups, 2 retrieves, 1 store, 1 delete.
+const TURNS: [OpKind; 8] = {
+    use OpKind::{Delete, Lookup, Retrieve, Store};
+    [
+        Lookup, Retrieve, Lookup, Store, Lookup, Retrieve, Lookup, Delete,
+    ]
+};
+
+thread_local! {
+    /// The engine that this thread works for.
+    static ENGINE: Cell<*const Shared> = const { Cell::new(std::ptr::null()) };
+}
+
+/// Whether the calling thread is one of this engine's workers: inside a waker or a store's call.
+pub(crate) fn is_worker_of(engine: &Shared) -> bool {
+    ENGINE
+        .try_with(Cell::get)
+        .is_ok_and(|e| std::ptr::eq(e, engine))
+}
+
+pub(crate) struct Worker {
+    engine: Arc<Shared>,
+    /// Its group, by its place in the engine's list.
+    group: usize,
+    /// Its number in the group.
+    number: usize,
+    stats: Arc<WorkerRecorder>,
+    pairs: Snapshot,
+    turn: usize,
+    /// Where to begin among the sources of each lane.
+    first_source: [usize; 4],
+    batch: Batch,
+    batch_op: OpKind,
+    words: Vec<u64>,
+    wakers: Vec<Waker>,
+    /// Ops of the batch are being completed: some may have been.
+    completing: bool,
+}
+
+/// A worker that a panic of our own ends does not take its ops along.
+impl Drop for Worker {
+    fn drop(&mut self) {
+        if !self.batch.is_empty() && !self.completing {
+            let engine = Arc::clone(&self.engine);
+            self.batch.fail_all(OpError::StorePanicked);
+            let stats = Arc::clone(&self.stats);
+            let op = self.batch_op;
+            self.batch
+                .record_ends(op, &engine.clock, stats.lane(op), engine.clock.raw());
+            self.complete(&engine);
+        }
+    }
+}
+
+impl Worker {
+    pub(crate) fn new(
+        engine: Arc<Shared>,
+        group: usize,
+        number: usize,
+        stats: Arc<WorkerRecorder>,
+    ) -> Self {
+        let max_batch = engine.config.max_batch;
+        Self {
+            batch: Batch::new(max_batch),
+            batch_op: OpKind::Lookup,
+            completing: false,
+            words: Vec::with_capacity(max_batch),
+            wakers: Vec::with_capacity(max_batch),
+            pairs: Snapshot::default(),
+            turn: number,
+            first_source: [0; 4],
+            engine,
+            group,
+            number,
+            stats,
+        }
+    }
+
+    /// Works until the engine closes and nothing is left to do.
+    pub(crate) fn run(mut self) {
+        ENGINE.set(Arc::as_ptr(&self.engine));
+        let engine = Arc::clone(&self.engine);
+        let group = &engine.groups[self.group];
+        group.enrol(self.number);
+        loop {
+            self.pairs.refresh(&engine.pairs);
+            if let Some(op) = self.take(&engine, group) {
+                self.execute(&engine, group, op);
+            } else if engine.is_closing() && self.is_drained(&engine, group) {
+                return;
+            } else {
+                self.idle(&engine, group);
+            }
+        }
+    }
+
+    /// Fills the batch from the next lane that has work.
+    #[inline]
+    fn take(&mut self, engine: &Shared, group: &Group) -> Option<OpKind> {
+        if let [op] = group.ops[..] {
+            return self.take_lane(&engine.lanes[op.index()], engine, group);
+        }
+        let turn = TURNS[self.turn % TURNS.len()];
+        for op in std::iter::once(turn).chain(OpKind::ALL) {
+            let lane = &engine.lanes[op.index()];
+            if group.ops.contains(&op) && self.take_lane(lane, engine, group).is_some() {
+                self.turn += 1;
+                return Some(op);
+            }
+        }
+        None
+    }
+
+    /// Fills the batch from one lane, and holds the lane if there was something.
+    fn take_lane(&mut self, lane: &Lane, engine: &Shared, group: &Group) -> Option<OpKind> {
+        lane.next_ready(0)?;
+        if !lane.try_hold() {
+            return None;
+        }
+        let config = &engine.config;
+        let bounds = Bounds {
+            ops: config.max_batch,
+            bytes: match group.has_idle() {
+                true => config.share_bytes.min(config.max_batch_bytes),
+                false => config.max_batch_bytes,
+            },
+        };
+        // Once round all sources, from `first` on.
+        let first = self.first_source[lane.op.index()];
+        let (mut from, mut end) = (first, usize::MAX);
+        while !self.batch.is_full(bounds) {
+            match lane.next_ready(from) {
+                Some(source) if source < end => {
+                    self.take_source(lane, engine, source, bounds);
+                    from = source + 1;
+                }
+                _ if end == usize::MAX => (from, end) = (0, first),
+                _ => break,
+            }
+        }
+        if self.batch.is_empty() {
+            lane.release();
+            return None;
+        }
+        self.first_source[lane.op.index()] = from % lane.sources();
+        Some(lane.op)
+    }
+
+    /// Takes from one source, within what is left of the bounds.
+    fn take_source(&mut self, lane: &Lane, engine: &Shared, source: usize, bounds: Bounds) {
+        let max = bounds.ops - self.batch.len();
+        let has_bytes = matches!(lane.op, OpKind::Retrieve | OpKind::Store);
+        // One op always fits into an empty batch, however large it is.
+        let room = bounds.bytes.saturating_sub(self.batch.bytes());
+        let alone = self.batch.is_empty();
+        let fits = |table: &OpTable, word: u64, i: usize, used: &mut usize| {
+            // SAFETY: `buf_len` is atomic; a later op's length only makes a wrong guess, which the ring then rejects.
+            let len = unsafe {
+                let d = table
+                    .ops()
+                    .peek(moonring_rings::slots::Ticket::from_word(word).index());
+                (*d).len()
+            };
+            if i == 0 {
+                *used = 0;
+            }
+            *used = used.saturating_add(len);
+            *used <= room || (alone && i == 0)
+        };
+        let mut used = 0;
+        if source == CLIENTS {
+            lane.clear_ready(source);
+            let table = &engine.clients.table;
+            lane.clients.take_while(&mut self.words, |i, word| {
+                i < max && (!has_bytes || fits(table, word, i, &mut used))
+            });
+            if lane.clients.has_ready() {
+                lane.mark_ready(source);
+            }
+            self.batch.admit(source, table, &self.words);
+            return;
+        }
+        if self.pairs.is_stale(&engine.pairs) {
+            return; // The next round has a new copy.
+        }
+        let Some(pair) = self.pairs.taken(source) else {
+            // A bit that was set when its ring had been drained already, and whose pair is gone.
+            lane.clear_ready(source);
+            if self.pairs.is_stale(&engine.pairs) {
+                // A new pair took the place, and may have seen the old bit.
+                lane.mark_ready(source);
+            }
+            return;
+        };
+        let ring = pair.ring(lane.op);
+        let Some(mut taker) = ring.try_lock() else {
+            // Another worker is copying tickets out; it sets the bit again if it leaves some.
+            std::hint::spin_loop();
+            return;
+        };
+        lane.clear_ready(source);
+        let n = match has_bytes {
+            false => max,
+            true => (0..max)
+                .take_while(|&i| {
+                    let word = taker.peek(i).copied();
+                    word.is_some_and(|word| fits(&pair.table, word, i, &mut used))
+                })
+                .count(),
+        };
+        self.words.clear();
+        self.words.extend(taker.take(n));
+        let left = taker.available() > 0;
+        drop(taker);
+        if left {
+            lane.mark_ready(source);
+        }
+        self.batch.admit(source, &pair.table, &self.words);
+    }
+
+    /// Executes the batch and completes its ops.
+    fn execute(&mut self, engine: &Shared, group: &Group, op: OpKind) {
+        let lane = &engine.lanes[op.index()];
+        self.batch_op = op;
+        // What this worker leaves behind must not wait for its call to return.
+        if group.needs_wake() && engine.has_work(group) {
+            group.wake_one();
+        }
+        let stats = self.stats.lane(op);
+        if engine.closing() == Closing::Cancel {
+            self.batch.fail_all(OpError::ShutDown);
+        } else {
+            group.enter_call();
+            self.batch.execute(op, &*engine.store, &engine.clock, stats);
+            group.leave_call();
+        }
+        lane.release();
+        #[cfg(test)]
+        tests::die_if_told(engine);
+        let now = engine.clock.raw();
+        self.batch.record_ends(op, &engine.clock, stats, now);
+        self.complete(engine);
+    }
+
+    fn complete(&mut self, engine: &Shared) {
+        self.completing = true;
+        for &run in self.batch.runs() {
+            let ends = self.batch.ends(run);
+            match self.pairs.taken(run.source) {
+                // SAFETY: the batch claimed these tickets from this source's table and finishes them once.
+                Some(pair) => unsafe { pair.complete(ends) },
+                // SAFETY: as above; source 0 is the clients'.
+                None => unsafe { engine.clients.complete(ends, &mut self.wakers) },
+            }
+        }
+        publish_fence();
+        for run in self.batch.runs() {
+            if let Some(pair) = self.pairs.taken(run.source) {
+                pair.notify(engine);
+            }
+        }
+        for waker in self.wakers.drain(..) {
+            wake_quietly(waker);
+        }
+        self.batch.clear();
+        self.completing = false;
+    }
+
+    /// At the end: nothing is queued, and nothing can come.
+    fn is_drained(&self, engine: &Shared, group: &Group) -> bool {
+        group.ops.iter().all(|op| {
+            let lane = &engine.lanes[op.index()];
+            lane.clients.is_drained() && lane.next_ready(0).is_none()
+        })
+    }
+
+    /// Nothing to do: spins for a while if it may, then sleeps.
+    fn idle(&mut self, engine: &Shared, group: &Group) {
+        if engine.spinners.try_start(group) {
+            let found = self.spin(engine, group);
+            engine.spinners.stop(group);
+            if found {
+                return;
+            }
+        }
+        group.announce(self.number);
+        // A bit whose ring another worker holds counts as work: that worker is about to let it go. So this
+        // thread gives way instead of sleeping.
+        if engine.has_work(group) || engine.is_closing() || self.pairs.is_stale(&engine.pairs) {
+            group.retract(self.number);
+            std::thread::yield_now();
+            return;
+        }
+        group.sleep(self.number);
+    }
+
+    fn spin(&self, engine: &Shared, group: &Group) -> bool {
+        let limit = Duration::from_micros(u64::from(engine.config.spin_us)).as_nanos() as u64;
+        let start = engine.clock.raw();
+        loop {
+            for _ in 0..32 {
+                if engine.has_work(group) || engine.is_closing() {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            if !engine.config.busy_poll
+                && engine.clock.delta_as_nanos(start, engine.clock.raw()) >= limit
+            {
+                return false;
+            }
+        }
+    }
+}
+
+/// Ends what is queued in a pair's ring without a store call, when no worker will come. Returns how many.
+pub(crate) fn end_queued(engine: &Shared, pair: &PairShared, op: OpKind) -> usize {
+    let mut ended = 0;
+    loop {
+        let Some(mut taker) = pair.ring(op).try_lock() else {
+            // Somebody else is ending them.
+            std::thread::yield_now();
+            continue;
+        };
+        let Some(word) = taker.pop() else {
+            return ended;
+        };
+        drop(taker);
+        let ticket = moonring_rings::slots::Ticket::from_word(word);
+        if pair.table.ops().claim(ticket) {
+            engine.count_ended(op);
+            // SAFETY: just claimed.
+            unsafe { pair.complete(std::iter::once((ticket, Err(OpError::ShutDown)))) };
+            publish_fence();
+            pair.notify(engine);
+            ended += 1;
+        }
+    }
+}
+
+/// The same for the clients' ring of a lane.
+pub(crate) fn end_queued_clients(engine: &Shared, lane: &Lane) -> usize {
+    let mut wakers = Vec::new();
+    let mut ended = 0;
+    while let Some(word) = lane.clients.pop() {
+        let ticket = moonring_rings::slots::Ticket::from_word(word);
+        if engine.clients.table.ops().claim(ticket) {
+            engine.count_ended(lane.op);
+            let end = std::iter::once((ticket, Err(OpError::ShutDown)));
+            // SAFETY: just claimed.
+            unsafe { engine.clients.complete(end, &mut wakers) };
+            ended += 1;
+        }
+    }
+    for waker in wakers {
+        wake_quietly(waker);
+    }
+    ended
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Panics where a bug of ours would: a store named `fatal` asks for it.
+    pub(super) fn die_if_told(engine: &Shared) {
+        assert_ne!(engine.store.name(), "fatal", "as told by the test");
+    }
+}
