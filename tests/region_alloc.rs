@@ -22,12 +22,20 @@ fn present(region: &Region) -> usize {
     pages.iter().filter(|&&page| page & 1 == 1).count()
 }
 
-/// A field of the mapping that starts at the region's base, in bytes, as the kernel sees it.
-fn smaps(region: &Region, name: &str) -> usize {
+/// A line of the mapping that starts at the region's base, as the kernel sees it.
+fn smaps_line(region: &Region, name: &str) -> String {
     let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
     let head = format!("{:x}-", region.base().addr());
     let mut lines = smaps.lines().skip_while(|line| !line.starts_with(&head));
-    let line = lines.find(|line| line.starts_with(name)).expect(name);
+    lines
+        .find(|line| line.starts_with(name))
+        .expect(name)
+        .into()
+}
+
+/// A field of that mapping, in bytes.
+fn smaps(region: &Region, name: &str) -> usize {
+    let line = smaps_line(region, name);
     let kib: usize = line.split_whitespace().nth(1).unwrap().parse().unwrap();
     kib * 1024
 }
@@ -236,6 +244,8 @@ fn tried_huge_pages_report_what_was_got() {
     let policy = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
     let offered = policy.is_ok_and(|modes| !modes.contains("[never]"));
     assert_eq!(report.transparent_huge_advised, offered, "{report:?}");
+    let flags = smaps_line(&region, "VmFlags:");
+    assert!(!offered || flags.contains(" hg"), "{flags}");
     if !offered {
         assert_eq!(report.notes.len(), 2, "{report:?}");
         skipped("transparent huge pages (this kernel offers none)");
