@@ -23,28 +23,10 @@ pub(crate) fn check(key: &[u8], max: usize) -> Result<(), SubmitError> {
             max,
         });
     }
-    match find_nul(key) {
+    match memchr::memchr(0, key) {
         None => Ok(()),
         Some(at) => Err(SubmitError::NulInKey { at }),
     }
-}
-
-/// The first NUL: eight bytes at a time, since `memchr` of the standard library is not public and keys are short.
-#[inline]
-fn find_nul(key: &[u8]) -> Option<usize> {
-    const LOW: u64 = u64::from_ne_bytes([0x01; 8]);
-    const HIGH: u64 = u64::from_ne_bytes([0x80; 8]);
-    // A byte of `v` is zero if and only if this isn't 0 (a borrow can only start at a zero byte).
-    let has_zero = |v: u64| v.wrapping_sub(LOW) & !v & HIGH;
-    let (words, rest) = key.as_chunks::<8>();
-    let mut any = 0;
-    for word in words {
-        any |= has_zero(u64::from_ne_bytes(*word));
-    }
-    if any == 0 && !rest.contains(&0) {
-        return None;
-    }
-    key.iter().position(|&b| b == 0)
 }
 
 /// Hashes keys for folding. Seeded per engine, so that nobody can prepare keys that collide.

@@ -44,3 +44,4 @@ pub use slot::{Slot, SlotClass, SlotLenError, SlotPool, SlotPoolOptions};
 pub use start::{EngineBuilder, RegionStart, StartError, StartReport, WorkerStart};
 pub use stats::Stats;
 pub use submission::{Completion, Done, Submission};
+pub use worker::Driver;

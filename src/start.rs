@@ -2,12 +2,12 @@
 
 use std::sync::{Arc, mpsc};
 
-use crate::config::ConfigError;
+use crate::config::{ConfigError, CoreChoice};
 use crate::engine::{Engine, Shared, Spinners};
 use crate::lane::{Group, Lane};
 use crate::memory::{Memory, RegistrationFailed};
 use crate::store::{Capabilities, RegisterError, Store};
-use crate::worker::Worker;
+use crate::worker::{Driver, Worker};
 use crate::{EngineConfig, OpKind, Overlap, Region, RegionReport, affinity, shutdown};
 
 /// Why an engine did not start. Whatever had been set up before is taken back.
@@ -172,6 +172,38 @@ impl EngineBuilder {
     /// # Errors
     /// [`StartError`]; nothing is left behind then, except memory that a store did not unregister, which is leaked.
     pub fn start(self) -> Result<Engine, StartError> {
+        let (shared, plans) = self.set_up()?;
+        spawn(shared, plans)
+    }
+
+    /// Sets the engine up without threads, for tests and for counting instructions: one [`Driver`] per group of workers
+    /// (the shared pool, and each op kind with workers of its own), which does a round when it is told to.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_by_hand(mut self) -> Result<(Engine, Vec<Driver>), StartError> {
+        self.config.validate()?;
+        self.config.num_workers = 1;
+        for op in OpKind::ALL {
+            self.config.per_op_workers[op] = self.config.per_op_workers[op].and(Some(1));
+        }
+        self.config.cores = CoreChoice::None;
+        let (shared, plans) = self.set_up()?;
+        let shared = Arc::new(shared);
+        let drivers = plans.iter().enumerate().map(|(index, plan)| {
+            let stats = Arc::clone(&shared.recorders[index]);
+            Driver::new(Worker::new(
+                Arc::clone(&shared),
+                plan.group,
+                plan.number,
+                stats,
+            ))
+        });
+        let drivers = drivers.collect();
+        Ok((Engine { shared }, drivers))
+    }
+
+    fn set_up(self) -> Result<(Shared, Vec<Plan>), StartError> {
         self.config.validate()?;
         let config = self.config.effective();
         let allowed = affinity::allowed();
@@ -202,7 +234,7 @@ impl EngineBuilder {
         }
         let spinners = Spinners::new(allowed.len(), &config);
         let shared = Shared::new(config, self.store, memory, lanes, groups, spinners, report);
-        spawn(shared, plans)
+        Ok((shared, plans))
     }
 }
 

@@ -111,13 +111,25 @@ impl Worker {
         let group = &engine.groups[self.group];
         group.enrol(self.number);
         loop {
-            self.pairs.refresh(&engine.pairs);
-            if let Some(op) = self.take(&engine, group) {
-                self.execute(&engine, group, op);
-            } else if engine.is_closing() && self.is_drained(&engine, group) {
+            if self.round(&engine, group) {
+                continue;
+            }
+            if engine.is_closing() && self.is_drained(&engine, group) {
                 return;
-            } else {
-                self.idle(&engine, group);
+            }
+            self.idle(&engine, group);
+        }
+    }
+
+    /// One look, and one batch if there is something. Returns whether there was.
+    #[inline]
+    fn round(&mut self, engine: &Shared, group: &Group) -> bool {
+        self.pairs.refresh(&engine.pairs);
+        match self.take(engine, group) {
+            None => false,
+            Some(op) => {
+                self.execute(engine, group, op);
+                true
             }
         }
     }
@@ -338,6 +350,33 @@ impl Worker {
                 return false;
             }
         }
+    }
+}
+
+/// The only worker of a group, driven by hand: see [`EngineBuilder::start_by_hand`](crate::EngineBuilder::start_by_hand).
+pub struct Driver(Worker);
+
+impl Driver {
+    pub(crate) fn new(worker: Worker) -> Self {
+        Self(worker)
+    }
+
+    /// Does one round of a worker on this thread: takes one batch, if there is work, executes and completes it.
+    /// Returns whether there was.
+    pub fn poll_once(&mut self) -> bool {
+        let engine = Arc::clone(&self.0.engine);
+        let before = ENGINE.replace(Arc::as_ptr(&engine));
+        let worked = self.0.round(&engine, &engine.groups[self.0.group]);
+        ENGINE.set(before);
+        worked
+    }
+}
+
+impl std::fmt::Debug for Driver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Driver")
+            .field("ops", &self.0.engine.groups[self.0.group].ops)
+            .finish()
     }
 }
 

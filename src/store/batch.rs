@@ -44,8 +44,13 @@ impl<'a> Keys<'a> {
         unsafe { std::slice::from_raw_parts(self.ptrs[i].cast(), self.lens[i]) }
     }
 
-    fn set(&mut self, i: usize, value: Result<u64, OpError>) {
+    pub(crate) fn set(&mut self, i: usize, value: RawResult) {
         self.results[i] = value;
+    }
+
+    /// What stands in the place of result `i`; for stores that wrap another.
+    pub(crate) fn result(&self, i: usize) -> RawResult {
+        self.results[i]
     }
 }
 

@@ -52,10 +52,21 @@
 //! ```
 
 mod batch;
+pub mod direct;
+pub mod memory;
+mod null;
+mod open;
+mod option_error;
+pub mod sim;
 
 pub use batch::{DeleteBatch, LookupBatch, RetrieveBatch, StoreBatch};
 #[allow(unused_imports)] // the worker's, which is not written yet
 pub(crate) use batch::{Keys, RawResult, UNSET};
+pub use memory::{MemoryOptions, MemoryStore};
+pub use null::NullStore;
+pub use open::{OpenError, OpenedStore, open};
+pub use option_error::OptionError;
+pub use sim::{SimOptions, SimStore};
 
 use std::ptr::NonNull;
 
