@@ -39,12 +39,12 @@ pub struct Prefix {
 /// **Dropping a future does not cancel its op**: it goes on, and slot and credit return by themselves.
 ///
 /// ```
-/// # use moonring::{Engine, Region, RegionOptions, SlotClass, store::MemoryStore};
+/// # use moonring::{Engine, Region, RegionOptions, SlotClass, store::{MemoryOptions, MemoryStore}};
 /// # use std::sync::Arc;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let region = Region::allocate(RegionOptions::new(1 << 20))?;
 /// # let slots = region.slot_pool(&[SlotClass { size: 4096, count: 8 }])?;
-/// # let engine = Engine::builder(Arc::new(MemoryStore::default())).region(region).start()?;
+/// # let engine = Engine::builder(Arc::new(MemoryStore::new(MemoryOptions::default())?)).region(region).start()?;
 /// let client = engine.client();
 /// let work = async {
 ///     let mut slot = slots.lend(5).ok_or("no slot")?;

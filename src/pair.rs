@@ -206,12 +206,12 @@ impl Owner {
 /// their last notice is reaped; the completion ring has room for both notices of each, so none is ever lost.
 ///
 /// ```
-/// # use moonring::{Engine, Submission, Done, Region, RegionOptions, SlotClass, store::MemoryStore};
+/// # use moonring::{Engine, Submission, Done, Region, RegionOptions, SlotClass, store::{MemoryOptions, MemoryStore}};
 /// # use std::sync::Arc;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let region = Region::allocate(RegionOptions::new(1 << 20))?;
 /// let slots = region.slot_pool(&[SlotClass { size: 4096, count: 8 }])?;
-/// let engine = Engine::builder(Arc::new(MemoryStore::default())).region(region).start()?;
+/// let engine = Engine::builder(Arc::new(MemoryStore::new(MemoryOptions::default())?)).region(region).start()?;
 /// let mut pair = engine.pair(64)?;
 ///
 /// let mut slot = slots.lend(5).ok_or("no slot")?;
