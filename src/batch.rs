@@ -60,17 +60,21 @@ pub(crate) struct Batch {
     later: Vec<u32>,
     now: Vec<u32>,
     callers: Callers,
+    /// When the batch's first store call began, in ticks.
+    began: Option<u64>,
 }
 
 /// The arrays of one store call: place `i` of each belongs to one key.
 struct Call {
-    keys: Vec<*const c_char>,
-    key_lens: Vec<usize>,
-    bufs: Vec<*mut u8>,
-    buf_lens: Vec<usize>,
-    results: Vec<RawResult>,
+    /// How many places are in use.
+    len: usize,
+    keys: Box<[*const c_char]>,
+    key_lens: Box<[usize]>,
+    bufs: Box<[*mut u8]>,
+    buf_lens: Box<[usize]>,
+    results: Box<[RawResult]>,
     /// The op, by its index, whose buffer the key's is.
-    leaders: Vec<u32>,
+    leaders: Box<[u32]>,
     seen: Seen,
 }
 
@@ -84,14 +88,16 @@ impl Batch {
             runs: Vec::with_capacity(max_ops),
             bytes: 0,
             call: Call {
-                keys: Vec::with_capacity(max_ops),
-                key_lens: Vec::with_capacity(max_ops),
-                bufs: Vec::with_capacity(max_ops),
-                buf_lens: Vec::with_capacity(max_ops),
-                results: Vec::with_capacity(max_ops),
-                leaders: Vec::with_capacity(max_ops),
+                len: 0,
+                keys: vec![std::ptr::null(); max_ops].into(),
+                key_lens: vec![0; max_ops].into(),
+                bufs: vec![std::ptr::null_mut(); max_ops].into(),
+                buf_lens: vec![0; max_ops].into(),
+                results: vec![UNSET; max_ops].into(),
+                leaders: vec![0; max_ops].into(),
                 seen: Seen::new(max_ops),
             },
+            began: None,
             later: Vec::with_capacity(max_ops),
             now: Vec::with_capacity(max_ops),
             callers: Callers::new(),
@@ -152,83 +158,85 @@ impl Batch {
         }
     }
 
-    /// Executes the ops; afterwards each has its result.
+    /// Executes the ops; afterwards each has its result. Returns when the last store call returned, in ticks.
     pub(crate) fn execute(
         &mut self,
         kind: OpKind,
         store: &dyn Store,
         clock: &quanta::Clock,
         stats: &LaneRecorder,
-    ) {
+    ) -> u64 {
         self.later.clear();
-        let all = self.ops.len() as u32;
-        self.pass(kind, store, clock, stats, 0..all, true);
+        let mut ended = self.pass(kind, store, clock, stats, 0..self.ops.len() as u32);
         while !self.later.is_empty() {
             // Rare: equal keys that can't be folded. Each round settles at least the first of them.
             std::mem::swap(&mut self.later, &mut self.now);
             self.later.clear();
             let now = std::mem::take(&mut self.now);
-            self.pass(kind, store, clock, stats, now.iter().copied(), false);
+            ended = self.pass(kind, store, clock, stats, now.iter().copied());
             self.now = now;
         }
+        ended
     }
 
     /// One store call for those of `todo` that can share it; the others go to `later`.
+    #[inline]
     fn pass(
         &mut self,
         kind: OpKind,
         store: &dyn Store,
         clock: &quanta::Clock,
         stats: &LaneRecorder,
-        todo: impl Iterator<Item = u32> + Clone,
-        first: bool,
-    ) {
+        todo: impl ExactSizeIterator<Item = u32> + Clone,
+    ) -> u64 {
         self.call.clear();
-        let mut force = None;
-        let mut ops = 0u64;
         self.callers.clear();
+        let mut force = None;
         for i in todo.clone() {
-            let op = &self.ops[i as usize];
             // SAFETY: the op is claimed, see `admit`.
-            let d = unsafe { &*op.descriptor };
-            if kind == OpKind::Delete && *force.get_or_insert(d.flags & FORCE) != d.flags & FORCE {
-                self.later.push(i);
-                self.ops[i as usize].place = LATER;
-                continue;
-            }
-            let place = self.call.place(kind, i, d, &self.ops);
+            let d = unsafe { &*self.ops[i as usize].descriptor };
+            let waits =
+                kind == OpKind::Delete && *force.get_or_insert(d.flags & FORCE) != d.flags & FORCE;
+            let place = match waits {
+                true => LATER,
+                false => self.call.place(kind, i, d, &self.ops),
+            };
             self.ops[i as usize].place = place;
-            if place == LATER {
-                self.later.push(i);
-                continue;
+            match place {
+                LATER => self.later.push(i),
+                _ => self.callers.add(d.caller),
             }
-            ops += 1;
-            self.callers.add(d.caller);
         }
 
+        let keys = self.call.len;
         let begin = clock.raw();
         let answer = self.call.run(kind, store, force == Some(FORCE));
         let end = clock.raw();
 
-        if first {
-            self.record_waits(clock, stats, begin);
-        }
+        self.began.get_or_insert(begin);
+        let ops = (todo.len() - self.later.len()) as u64;
         let call_ns = clock.delta_as_nanos(begin, end);
-        stats.call(
-            self.call.keys.len() as u64,
-            ops,
-            self.callers.count,
-            call_ns,
-        );
+        stats.call(keys as u64, ops, self.callers.count, call_ns);
         let error = match answer {
-            Ok(n) if n == self.call.keys.len() => None,
+            Ok(n) if n == keys => None,
             Ok(_) => Some(OpError::WrongResultCount),
             Err(error) => Some(error),
         };
         if let Some(error) = error {
-            self.call.results.fill(Err(error));
+            self.call.results[..keys].fill(Err(error));
         }
-        self.settle(kind, todo, stats);
+        if matches!(kind, OpKind::Lookup | OpKind::Delete) && ops as usize == keys {
+            // Nothing is folded, and no bytes are moved.
+            for i in todo {
+                let op = &mut self.ops[i as usize];
+                if op.place != LATER {
+                    op.result = self.call.results[op.place as usize];
+                }
+            }
+        } else {
+            self.settle(kind, todo, stats);
+        }
+        end
     }
 
     /// Gives each op of the pass its own result.
@@ -270,22 +278,35 @@ impl Batch {
         }
     }
 
-    /// How long each op waited for its call to begin. Ops published together share a time.
-    fn record_waits(&self, clock: &quanta::Clock, stats: &LaneRecorder, begin: u64) {
-        self.each_time(|submitted, n| stats.op_waits(clock.delta_as_nanos(submitted, begin), n));
-    }
-
-    /// Counts how the ops ended and how long they took until `now`. The last step before they are completed.
-    pub(crate) fn record_ends(
-        &self,
+    /// Counts how the ops ended, and how long they waited and took until `now`. The last step before they are completed.
+    pub(crate) fn record(
+        &mut self,
         kind: OpKind,
         clock: &quanta::Clock,
         stats: &LaneRecorder,
         now: u64,
     ) {
-        self.each_time(|submitted, n| stats.op_totals(clock.delta_as_nanos(submitted, now), n));
+        let began = self.began.take();
+        let times = |submitted: u64, n: u64| {
+            if n == 0 {
+                return;
+            }
+            if let Some(began) = began {
+                stats.op_waits(clock.delta_as_nanos(submitted, began), n);
+            }
+            stats.op_totals(clock.delta_as_nanos(submitted, now), n);
+        };
+        // Ops published together share a time, and most ops end alike.
+        let (mut time, mut n) = (0, 0);
         let mut ok = [0u64; 3];
         for op in &self.ops {
+            // SAFETY: the op is claimed, see `admit`.
+            let submitted = unsafe { (*op.descriptor).submitted };
+            if submitted != time {
+                times(time, n);
+                (time, n) = (submitted, 0);
+            }
+            n += 1;
             match &op.result {
                 // Lookups say 0 or 1, stores 0, 1 or 2; what others say is a length or nothing.
                 Ok(value) if matches!(kind, OpKind::Lookup | OpKind::Store) => {
@@ -295,30 +316,11 @@ impl Batch {
                 Err(_) => stats.result(&op.result, 1),
             }
         }
+        times(time, n);
         for (value, &n) in ok.iter().enumerate() {
             if n > 0 {
                 stats.result(&Ok(value as u64), n);
             }
-        }
-    }
-
-    /// Calls `f(submitted, n)` for each stretch of `n` ops with one time.
-    fn each_time(&self, mut f: impl FnMut(u64, u64)) {
-        let mut stretch = None;
-        for op in &self.ops {
-            // SAFETY: the op is claimed, see `admit`.
-            let submitted = unsafe { (*op.descriptor).submitted };
-            stretch = match stretch {
-                Some((time, n)) if time == submitted => Some((time, n + 1)),
-                Some((time, n)) => {
-                    f(time, n);
-                    Some((submitted, 1))
-                }
-                None => Some((submitted, 1)),
-            };
-        }
-        if let Some((time, n)) = stretch {
-            f(time, n);
         }
     }
 
@@ -345,32 +347,30 @@ const LATER: u32 = u32::MAX;
 
 impl Call {
     fn clear(&mut self) {
-        self.keys.clear();
-        self.key_lens.clear();
-        self.bufs.clear();
-        self.buf_lens.clear();
-        self.results.clear();
-        self.leaders.clear();
+        self.len = 0;
         self.seen.clear();
     }
 
     /// Finds the op's place: a new one, that of an equal key, or [`LATER`].
     #[inline]
     fn place(&mut self, kind: OpKind, index: u32, d: &Descriptor, ops: &[Op]) -> u32 {
-        let new = self.keys.len() as u32;
-        let equal = self.seen.find_or_insert(d.hash, new, |place| {
-            let place = place as usize;
-            // SAFETY: the leader is claimed, and its hash is compared before its key.
-            let leader = unsafe { &*ops[self.leaders[place] as usize].descriptor };
+        let new = self.len;
+        let equal = self.seen.find_or_insert(d.hash, new as u32, |place| {
+            // SAFETY: the leader is claimed, see `Batch::admit`.
+            let leader = unsafe { &*ops[self.leaders[place as usize] as usize].descriptor };
             leader.hash == d.hash && key_of(leader) == key_of(d)
         });
         let Some(place) = equal else {
-            self.keys.push(d.key.cast());
-            self.key_lens.push(d.key_len as usize);
-            self.bufs.push(d.buf);
-            self.buf_lens.push(d.len());
-            self.leaders.push(index);
-            return new;
+            self.len += 1;
+            self.keys[new] = d.key.cast();
+            self.key_lens[new] = d.key_len as usize;
+            if matches!(kind, OpKind::Retrieve | OpKind::Store) {
+                self.bufs[new] = d.buf;
+                self.buf_lens[new] = d.len();
+            }
+            self.leaders[new] = index;
+            self.results[new] = UNSET;
+            return new as u32;
         };
         let at = place as usize;
         match kind {
@@ -389,11 +389,12 @@ impl Call {
 
     /// The store call. A panic of the store is an answer like others.
     fn run(&mut self, kind: OpKind, store: &dyn Store, force: bool) -> CallResult {
-        self.results.resize(self.keys.len(), UNSET);
-        // SAFETY: places point to keys that stay as they are until their ops are finished, after this call; the arrays
+        let n = self.len;
+        // SAFETY: places point to keys that stay as they are until their ops are finished, after this call; the slices
         // have one length.
-        let keys = unsafe { Keys::new(&self.keys, &self.key_lens, &mut self.results) };
-        let (bufs, lens) = (self.bufs.as_slice(), self.buf_lens.as_slice());
+        let keys =
+            unsafe { Keys::new(&self.keys[..n], &self.key_lens[..n], &mut self.results[..n]) };
+        let (bufs, lens) = (&self.bufs[..n], &self.buf_lens[..n]);
         let call = AssertUnwindSafe(|| match kind {
             OpKind::Lookup => store.batch_exists(&mut LookupBatch { keys }),
             OpKind::Retrieve => {

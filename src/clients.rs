@@ -88,8 +88,7 @@ impl Clients {
         if engine.is_closing() {
             return Err(SubmitError::ShutDown);
         }
-        key::check(submission.key, engine.config.max_key)?;
-        let (buf, len) = engine.memory.target(op, &mut submission.buffer)?;
+        key::check_len(submission.key, engine.config.max_key)?;
         let depth = self.table.depth();
         let index = self
             .credits
@@ -104,18 +103,30 @@ impl Clients {
                 return Err(SubmitError::NoLongKeyPlace { places });
             }
         }
+        // SAFETY: credit and place were free, and are ours; the key's length was checked.
+        let placed = unsafe {
+            self.table
+                .place_key(index, long_place, submission.key, &engine.hasher)
+        };
+        let ready = placed
+            .map_err(|at| SubmitError::NulInKey { at })
+            .and_then(|key| Ok((key, engine.memory.target(op, &mut submission.buffer)?)));
+        let (key, (buf, len)) = match ready {
+            Ok(ready) => ready,
+            Err(reason) => {
+                self.give_back(index, long_place);
+                return Err(reason);
+            }
+        };
         let fill = Fill {
-            key: submission.key,
-            hash: engine.hasher.hash(submission.key),
             buf,
             len,
             flags: submission.flags,
             caller,
             submitted,
-            long_place,
         };
-        // SAFETY: credit and place were free, and are ours; the key was checked.
-        let ticket = unsafe { self.table.queue(index, &fill) };
+        // SAFETY: the credit was free, and is ours.
+        let ticket = unsafe { self.table.queue(index, key, &fill) };
         // The cell before the push: afterwards a worker may finish the op, though only a detached one touches the cell.
         self.with_cell(index, |cell| {
             cell.long_place = long_place;

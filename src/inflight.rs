@@ -14,7 +14,7 @@ use std::task::Waker;
 use moonring_rings::slots::{Table, Ticket};
 use moonring_rings::sync::UnsafeCell;
 
-use crate::key::{INLINE_KEY, KeyPlaces};
+use crate::key::{INLINE_KEY, KeyHasher, KeyPlaces};
 use crate::store::{RawResult, UNSET};
 
 /// Delete leased objects too.
@@ -64,17 +64,20 @@ impl Descriptor {
     }
 }
 
-/// What an owner fills in.
-pub(crate) struct Fill<'k> {
-    pub(crate) key: &'k [u8],
-    pub(crate) hash: u64,
+/// What an owner fills in, besides the key.
+pub(crate) struct Fill {
     pub(crate) buf: *mut u8,
     pub(crate) len: usize,
     pub(crate) flags: u8,
     pub(crate) caller: u16,
     pub(crate) submitted: u64,
-    /// The place for a key of more than [`INLINE_KEY`] bytes.
-    pub(crate) long_place: Option<u32>,
+}
+
+/// A key that lies in its place.
+pub(crate) struct PlacedKey {
+    ptr: *const u8,
+    hash: u64,
+    len: u32,
 }
 
 /// The table of one pair, or of all clients.
@@ -116,26 +119,49 @@ impl OpTable {
         key.len() > INLINE_KEY
     }
 
+    /// Copies an op's key to where workers read it: the entry's own place, or a long one.
+    ///
+    /// # Errors
+    /// The offset of a NUL in the key.
+    ///
+    /// # Safety
+    /// The entry and the long place must be the caller's, and free; the key must have passed `key::check_len`, and
+    /// need no long place if there is none.
+    #[inline]
+    pub(crate) unsafe fn place_key(
+        &self,
+        index: u32,
+        long_place: Option<u32>,
+        key: &[u8],
+        hasher: &KeyHasher,
+    ) -> Result<PlacedKey, usize> {
+        // SAFETY: the caller owns the entry and the place.
+        let (ptr, hash) = unsafe {
+            match long_place {
+                None => self.keys.write(index, key, hasher)?,
+                Some(place) => self.long_keys.write(place, key, hasher)?,
+            }
+        };
+        let len = key.len() as u32;
+        Ok(PlacedKey { ptr, hash, len })
+    }
+
     /// Fills in the entry and makes it QUEUED; the ring's publication shows it to the workers.
     ///
     /// # Safety
-    /// The entry and the long place must be the caller's, and free; the key must have passed `key::check`.
+    /// The entry must be the caller's, and free; the key must have been placed for it.
     #[inline]
-    pub(crate) unsafe fn queue(&self, index: u32, fill: &Fill<'_>) -> Ticket {
-        // SAFETY: the caller owns the entry and the place.
+    pub(crate) unsafe fn queue(&self, index: u32, key: PlacedKey, fill: &Fill) -> Ticket {
+        // SAFETY: the caller owns the entry.
         unsafe {
-            let key = match fill.long_place {
-                None => self.keys.write(index, fill.key),
-                Some(place) => self.long_keys.write(place, fill.key),
-            };
             self.ops.with_mut(index, |d| {
-                d.hash = fill.hash;
-                d.key = key;
+                d.hash = key.hash;
+                d.key = key.ptr;
                 d.buf = fill.buf;
                 // A store, not `get_mut`: a slow worker may be looking at it for an op that is long gone.
                 d.buf_len.store(fill.len, Relaxed);
                 d.submitted = fill.submitted;
-                d.key_len = fill.key.len() as u32;
+                d.key_len = key.len;
                 d.caller = fill.caller;
                 d.flags = fill.flags;
             });

@@ -98,7 +98,7 @@ impl Lane {
         let word = &self.ready[source / 64];
         let bit = 1 << (source % 64);
         if word.load(Ordering::Relaxed) & bit == 0 {
-            // Release pairs with the Acquire in `ready_sources`: the source's registration is visible.
+            // Release pairs with the Acquire in `ready_word`: the source's registration is visible.
             word.fetch_or(bit, Ordering::Release);
             // The sleeper looks at the bit, not at the ring: order it before the look at the wake word.
             publish_fence();
@@ -115,33 +115,29 @@ impl Lane {
         before & bit != 0
     }
 
-    /// The next ready source at or after `from`, below the end.
+    /// A word of ready bits: sources `64 * word` and on.
     #[inline]
-    pub(crate) fn next_ready(&self, from: usize) -> Option<usize> {
-        let words = self.words.load(Ordering::Relaxed);
-        let mut word = from / 64;
-        let mut mask = !0u64 << (from % 64);
-        while word < words {
-            // Acquire pairs with the Release in `mark_ready`.
-            let bits = self.ready[word].load(Ordering::Acquire) & mask;
-            if bits != 0 {
-                return Some(word * 64 + bits.trailing_zeros() as usize);
-            }
-            word += 1;
-            mask = !0;
-        }
-        None
+    pub(crate) fn ready_word(&self, word: usize) -> u64 {
+        // Acquire pairs with the Release in `mark_ready`.
+        self.ready[word].load(Ordering::Acquire)
     }
 
-    /// How many sources there may be.
-    pub(crate) fn sources(&self) -> usize {
-        self.words.load(Ordering::Relaxed) * 64
+    /// How many words of ready bits are in use.
+    #[inline]
+    pub(crate) fn words(&self) -> usize {
+        self.words.load(Ordering::Relaxed)
+    }
+
+    /// Whether any source is ready.
+    #[inline]
+    pub(crate) fn is_ready(&self) -> bool {
+        (0..self.words()).any(|word| self.ready_word(word) != 0)
     }
 
     /// Whether a worker would find something to do.
     #[inline]
     pub(crate) fn has_work(&self) -> bool {
-        self.next_ready(0).is_some() && self.holders.load(Ordering::Relaxed) < self.max_holders
+        self.is_ready() && self.holders.load(Ordering::Relaxed) < self.max_holders
     }
 
     /// The right to hold a call of this lane, within its bound.
@@ -299,24 +295,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ready_bits_are_found_in_order_and_over_word_borders() {
+    fn ready_bits_are_set_and_cleared_in_their_words() {
         let lane = Lane::new(OpKind::Lookup, 0, 4, 200, 1);
-        assert_eq!(lane.next_ready(0), None);
+        assert!(!lane.is_ready());
         lane.open_source(130);
         for source in [130, 63, 64, 0] {
             lane.mark_ready(source);
             lane.mark_ready(source);
         }
-        let mut seen = Vec::new();
-        let mut from = 0;
-        while let Some(source) = lane.next_ready(from) {
-            seen.push(source);
-            from = source + 1;
-        }
-        assert_eq!(seen, [0, 63, 64, 130]);
+        let words: Vec<_> = (0..lane.words()).map(|w| lane.ready_word(w)).collect();
+        assert_eq!(words, [1 << 63 | 1, 1, 1 << 2]);
         assert!(lane.clear_ready(64));
         assert!(!lane.clear_ready(64));
-        assert_eq!(lane.next_ready(64), Some(130));
+        assert_eq!(lane.ready_word(1), 0);
+        assert!(lane.is_ready());
     }
 
     #[test]

@@ -91,24 +91,20 @@ impl PairShared {
     ///
     /// # Safety
     /// The caller must have claimed the tickets, which must be this pair's, and not finished them.
-    pub(crate) unsafe fn complete(
-        &self,
-        ends: impl ExactSizeIterator<Item = (Ticket, RawResult)> + Clone,
-    ) {
-        for (ticket, result) in ends.clone() {
-            if result.is_err() {
-                // SAFETY: the caller has claimed the op.
-                unsafe { self.table.set_result(ticket.index(), result) };
-            }
-            // SAFETY: as above. A pair's ops have no wakers and are never detached.
-            unsafe { self.table.ops().finish(ticket) };
-        }
+    pub(crate) unsafe fn complete(&self, ends: impl ExactSizeIterator<Item = (Ticket, RawResult)>) {
         self.completions.push_all(ends.map(|(ticket, result)| {
             let index = u64::from(ticket.index());
-            match result {
+            let entry = match result {
                 Ok(value) => (index, value),
-                Err(_) => (index | FAILED, 0),
-            }
+                Err(_) => {
+                    // SAFETY: the caller has claimed the op.
+                    unsafe { self.table.set_result(ticket.index(), result) };
+                    (index | FAILED, 0)
+                }
+            };
+            // SAFETY: as above. A pair's ops have no wakers and are never detached.
+            unsafe { self.table.ops().finish(ticket) };
+            entry
         }));
     }
 
@@ -365,75 +361,84 @@ impl Pair {
         mut submission: Submission<'k>,
         submitted: u64,
     ) -> Result<Ticket, Refused<Submission<'k>>> {
-        macro_rules! refuse {
-            ($reason:expr) => {
-                return Err(Refused {
-                    reason: $reason,
-                    op: submission,
-                })
-            };
-        }
         let op = submission.op;
         let engine = &*self.engine;
-        if engine.is_closing() {
-            refuse!(SubmitError::ShutDown);
-        }
-        if let Err(reason) = key::check(submission.key, engine.config.max_key) {
-            refuse!(reason);
-        }
-        let producer = &mut self.producers[op.index()];
         let owner = &mut *self.owner;
-        let Some(&index) = owner.free.last() else {
-            refuse!(SubmitError::NoCredit {
-                depth: owner.cells.len()
-            });
-        };
-        let long = OpTable::is_long(submission.key);
-        if long && owner.free_long.is_empty() {
-            let places = self.shared.table.long_key_places();
-            refuse!(SubmitError::NoLongKeyPlace { places });
-        }
-        if !producer.has_room(1) {
-            refuse!(SubmitError::RingFull { op, room: 0 });
-        }
-        let (buf, len) = match engine.memory.target(op, &mut submission.buffer) {
-            Ok(target) => target,
-            Err(reason) => refuse!(reason),
-        };
-        // Nothing is refused from here on.
-        owner.free.pop();
-        let long_place = if long { owner.free_long.pop() } else { None };
-        let fill = Fill {
-            key: submission.key,
-            hash: engine.hasher.hash(submission.key),
-            buf,
-            len,
-            flags: submission.flags,
-            caller: self.shared.id as u16,
-            submitted,
-            long_place,
-        };
-        // SAFETY: index and place were free, and are ours; the key was checked.
-        let ticket = unsafe { self.shared.table.queue(index, &fill) };
-        // There is room.
-        let staged = producer.stage(ticket.to_word());
-        debug_assert!(staged.is_ok());
-        let cell = &mut owner.cells[index as usize];
-        cell.ticket = ticket;
-        cell.user_data = submission.user_data;
-        cell.op = op;
-        cell.long_place = long_place;
-        #[cfg(debug_assertions)]
-        {
-            cell.raw = match submission.buffer {
-                Buffer::Span(_) | Buffer::Foreign { .. } => Some((buf as usize, len)),
-                Buffer::None | Buffer::Slot(_) => None,
+        let producer = &mut self.producers[op.index()];
+        let table = &self.shared.table;
+        let mut long_place = None;
+        // The first reason wins; nothing is taken from the owner before all is well.
+        let reason = 'refused: {
+            if engine.is_closing() {
+                break 'refused SubmitError::ShutDown;
+            }
+            if let Err(reason) = key::check_len(submission.key, engine.config.max_key) {
+                break 'refused reason;
+            }
+            let Some(&index) = owner.free.last() else {
+                break 'refused SubmitError::NoCredit {
+                    depth: owner.cells.len(),
+                };
             };
-        }
-        if let Buffer::Slot(slot) = submission.buffer {
-            cell.slot = Some(slot);
-        }
-        Ok(ticket)
+            if OpTable::is_long(submission.key) {
+                long_place = owner.free_long.last().copied();
+                if long_place.is_none() {
+                    break 'refused SubmitError::NoLongKeyPlace {
+                        places: table.long_key_places(),
+                    };
+                }
+            }
+            if !producer.has_room(1) {
+                break 'refused SubmitError::RingFull { op, room: 0 };
+            }
+            // SAFETY: index and place are free, and ours; the key's length was checked.
+            let placed =
+                unsafe { table.place_key(index, long_place, submission.key, &engine.hasher) };
+            let key = match placed {
+                Ok(key) => key,
+                Err(at) => break 'refused SubmitError::NulInKey { at },
+            };
+            let (buf, len) = match engine.memory.target(op, &mut submission.buffer) {
+                Ok(target) => target,
+                Err(reason) => break 'refused reason,
+            };
+            let fill = Fill {
+                buf,
+                len,
+                flags: submission.flags,
+                caller: self.shared.id as u16,
+                submitted,
+            };
+            owner.free.pop();
+            if long_place.is_some() {
+                owner.free_long.pop();
+            }
+            // SAFETY: the index was free, and is ours.
+            let ticket = unsafe { table.queue(index, key, &fill) };
+            // There is room.
+            let staged = producer.stage(ticket.to_word());
+            debug_assert!(staged.is_ok());
+            let cell = &mut owner.cells[index as usize];
+            cell.ticket = ticket;
+            cell.user_data = submission.user_data;
+            cell.op = op;
+            cell.long_place = long_place;
+            #[cfg(debug_assertions)]
+            {
+                cell.raw = match submission.buffer {
+                    Buffer::Span(_) | Buffer::Foreign { .. } => Some((buf as usize, len)),
+                    Buffer::None | Buffer::Slot(_) => None,
+                };
+            }
+            if let Buffer::Slot(slot) = submission.buffer {
+                cell.slot = Some(slot);
+            }
+            return Ok(ticket);
+        };
+        Err(Refused {
+            reason,
+            op: submission,
+        })
     }
 
     /// Shows what was staged in the rings of `ops` (a bit each).

@@ -74,7 +74,7 @@ impl Drop for Worker {
             let stats = Arc::clone(&self.stats);
             let op = self.batch_op;
             self.batch
-                .record_ends(op, &engine.clock, stats.lane(op), engine.clock.raw());
+                .record(op, &engine.clock, stats.lane(op), engine.clock.raw());
             self.complete(&engine);
         }
     }
@@ -153,8 +153,7 @@ impl Worker {
 
     /// Fills the batch from one lane, and holds the lane if there was something.
     fn take_lane(&mut self, lane: &Lane, engine: &Shared, group: &Group) -> Option<OpKind> {
-        lane.next_ready(0)?;
-        if !lane.try_hold() {
+        if !lane.is_ready() || !lane.try_hold() {
             return None;
         }
         let config = &engine.config;
@@ -165,24 +164,33 @@ impl Worker {
                 false => config.max_batch_bytes,
             },
         };
-        // Once round all sources, from `first` on.
+        // Once round all sources, from `first` on; so its word comes twice.
         let first = self.first_source[lane.op.index()];
-        let (mut from, mut end) = (first, usize::MAX);
-        while !self.batch.is_full(bounds) {
-            match lane.next_ready(from) {
-                Some(source) if source < end => {
-                    self.take_source(lane, engine, source, bounds);
-                    from = source + 1;
-                }
-                _ if end == usize::MAX => (from, end) = (0, first),
-                _ => break,
+        let words = lane.words();
+        let mut word = first / 64;
+        'round: for nth in 0..=words {
+            let mut bits = lane.ready_word(word);
+            match nth {
+                0 => bits &= !0 << (first % 64),
+                n if n == words => bits &= !(!0 << (first % 64)),
+                _ => {}
             }
+            while bits != 0 {
+                let source = word * 64 + bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                self.take_source(lane, engine, source, bounds);
+                if self.batch.is_full(bounds) {
+                    // Others come first next time.
+                    self.first_source[lane.op.index()] = (source + 1) % (words * 64);
+                    break 'round;
+                }
+            }
+            word = if word + 1 == words { 0 } else { word + 1 };
         }
         if self.batch.is_empty() {
             lane.release();
             return None;
         }
-        self.first_source[lane.op.index()] = from % lane.sources();
         Some(lane.op)
     }
 
@@ -267,18 +275,19 @@ impl Worker {
             group.wake_one();
         }
         let stats = self.stats.lane(op);
-        if engine.closing() == Closing::Cancel {
+        let now = if engine.closing() == Closing::Cancel {
             self.batch.fail_all(OpError::ShutDown);
+            engine.clock.raw()
         } else {
             group.enter_call();
-            self.batch.execute(op, &*engine.store, &engine.clock, stats);
+            let now = self.batch.execute(op, &*engine.store, &engine.clock, stats);
             group.leave_call();
-        }
+            now
+        };
         lane.release();
         #[cfg(test)]
         tests::die_if_told(engine);
-        let now = engine.clock.raw();
-        self.batch.record_ends(op, &engine.clock, stats, now);
+        self.batch.record(op, &engine.clock, stats, now);
         self.complete(engine);
     }
 
@@ -310,7 +319,7 @@ impl Worker {
     fn is_drained(&self, engine: &Shared, group: &Group) -> bool {
         group.ops.iter().all(|op| {
             let lane = &engine.lanes[op.index()];
-            lane.clients.is_drained() && lane.next_ready(0).is_none()
+            lane.clients.is_drained() && !lane.is_ready()
         })
     }
 
