@@ -153,7 +153,10 @@ impl Mpmc {
         out: &mut Vec<u64>,
         mut keep: impl FnMut(usize, u64) -> bool,
     ) -> usize {
-        let mut head = self.head.load(Ordering::Relaxed);
+        // Acquire, here and wherever `head` is read again, pairs with the Release of the compare-and-swap below: who
+        // moved `head` here has seen each place's word of the lap before, so what is read below is not older than
+        // that. Without it the word of two laps ago, with the same lap bit, could pass for the one at `head`.
+        let mut head = self.head.load(Ordering::Acquire);
         loop {
             out.clear();
             while out.len() < out.capacity() && out.len() < self.capacity() {
@@ -166,7 +169,7 @@ impl Mpmc {
                 out.push(place >> 1);
             }
             if out.is_empty() {
-                let now = self.head.load(Ordering::Relaxed);
+                let now = self.head.load(Ordering::Acquire);
                 if now == head {
                     return 0;
                 }
@@ -178,7 +181,7 @@ impl Mpmc {
                 head,
                 head + out.len() as u64,
                 Ordering::Release,
-                Ordering::Relaxed,
+                Ordering::Acquire,
             ) {
                 Ok(_) => return out.len(),
                 Err(now) => head = now,
@@ -189,12 +192,12 @@ impl Mpmc {
     /// Takes one word.
     #[inline]
     pub fn pop(&self) -> Option<u64> {
-        let mut head = self.head.load(Ordering::Relaxed);
+        let mut head = self.head.load(Ordering::Acquire);
         loop {
-            // Acquire and Release: as in `take_while`.
+            // Acquire and Release, of `head` too: as in `take_while`.
             let place = self.place(head).load(Ordering::Acquire);
             if place & 1 != self.lap_bit(head) {
-                let now = self.head.load(Ordering::Relaxed);
+                let now = self.head.load(Ordering::Acquire);
                 if now == head {
                     return None;
                 }
@@ -203,7 +206,7 @@ impl Mpmc {
             }
             match self
                 .head
-                .compare_exchange(head, head + 1, Ordering::Release, Ordering::Relaxed)
+                .compare_exchange(head, head + 1, Ordering::Release, Ordering::Acquire)
             {
                 Ok(_) => return Some(place >> 1),
                 Err(now) => head = now,
@@ -214,7 +217,7 @@ impl Mpmc {
     /// Whether the next word is published. A hint: it may change at once.
     #[inline]
     pub fn has_ready(&self) -> bool {
-        let head = self.head.load(Ordering::Relaxed);
+        let head = self.head.load(Ordering::Acquire);
         self.place(head).load(Ordering::Acquire) & 1 == self.lap_bit(head)
     }
 
