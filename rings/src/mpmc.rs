@@ -100,7 +100,10 @@ impl Mpmc {
     /// [`WORD_LIMIT`].
     #[inline]
     fn push_with(&self, n: usize, word: impl Fn(usize) -> u64) -> Result<(), PushError<()>> {
-        let mut tail = self.tail.load(Ordering::Relaxed);
+        // Acquire, here and wherever `tail` is read again, pairs with the Release of the compare-and-swap below: what
+        // those before us knew of `head`, we know. Without it an old `head` beside a new `tail` passes for a full ring,
+        // even to one who has just taken a word out (`slots::Credits` relies on it).
+        let mut tail = self.tail.load(Ordering::Acquire);
         loop {
             if tail & CLOSED != 0 {
                 return Err(PushError::Closed(()));
@@ -110,7 +113,7 @@ impl Mpmc {
             // A stale tail can lie before head: then look again, it is neither full nor free.
             let room = self.capacity() as i64 - tail.wrapping_sub(head) as i64;
             if room < n as i64 {
-                let now = self.tail.load(Ordering::Relaxed);
+                let now = self.tail.load(Ordering::Acquire);
                 if now == tail {
                     return Err(PushError::Full(Full {
                         value: (),
@@ -120,12 +123,12 @@ impl Mpmc {
                 tail = now;
                 continue;
             }
-            // Relaxed: the claim publishes nothing, each place is published by its own store below.
+            // The claim shows no word, each place is published by its own store below.
             match self.tail.compare_exchange_weak(
                 tail,
                 tail + n as u64,
-                Ordering::Relaxed,
-                Ordering::Relaxed,
+                Ordering::Release,
+                Ordering::Acquire,
             ) {
                 Ok(_) => break,
                 Err(now) => tail = now,

@@ -428,7 +428,8 @@ impl Credits {
         self.free.pop().map(|index| index as u32)
     }
 
-    /// Gives a credit back. There is always room: there are no more credits than places.
+    /// Gives a credit back. There is always room: there are no more credits than places, and a pusher knows of its
+    /// own take, and of those that came before the pushes it sees.
     #[inline]
     pub fn release(&self, index: u32) {
         let pushed = self.free.push(u64::from(index));
