@@ -172,8 +172,12 @@ impl Clients {
         let index = ticket.index();
         // SAFETY: the caller owns the op, which is done.
         let result = unsafe { self.table.result(index) };
-        let (slot, place) = self.with_cell(index, |c| (c.slot.take(), c.long_place.take()));
-        self.give_back(index, place);
+        let slot = self.with_cell(index, |cell| cell.slot.take());
+        // SAFETY: as above. On false the worker that is taking the op's waker comes here in a moment, for the rest.
+        if unsafe { self.table.ops().reap(ticket) } {
+            let place = self.with_cell(index, |cell| cell.long_place.take());
+            self.give_back(index, place);
+        }
         (result, slot)
     }
 
@@ -195,8 +199,12 @@ impl Clients {
             match finished {
                 Finished::Quiet => {}
                 Finished::Wake(waker) => wakers.push(waker),
-                // SAFETY: the owner is gone: the entry is ours, and done.
-                Finished::Detached => drop(unsafe { self.reap(ticket) }),
+                Finished::Detached(waker) => {
+                    // Nobody needs this wake any more; but dropping a waker is user code, as waking it is.
+                    wakers.extend(waker);
+                    // SAFETY: the owner is gone: the entry is ours, and done.
+                    drop(unsafe { self.reap(ticket) });
+                }
             }
         }
     }

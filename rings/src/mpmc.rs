@@ -100,7 +100,10 @@ impl Mpmc {
     /// [`WORD_LIMIT`].
     #[inline]
     fn push_with(&self, n: usize, word: impl Fn(usize) -> u64) -> Result<(), PushError<()>> {
-        let mut tail = self.tail.load(Ordering::Relaxed);
+        // Acquire, here and wherever `tail` is read again, pairs with the Release of the compare-and-swap below: what
+        // those before us knew of `head`, we know. Without it an old `head` beside a new `tail` passes for a full ring,
+        // even to one who has just taken a word out (`slots::Credits` relies on it).
+        let mut tail = self.tail.load(Ordering::Acquire);
         loop {
             if tail & CLOSED != 0 {
                 return Err(PushError::Closed(()));
@@ -110,7 +113,7 @@ impl Mpmc {
             // A stale tail can lie before head: then look again, it is neither full nor free.
             let room = self.capacity() as i64 - tail.wrapping_sub(head) as i64;
             if room < n as i64 {
-                let now = self.tail.load(Ordering::Relaxed);
+                let now = self.tail.load(Ordering::Acquire);
                 if now == tail {
                     return Err(PushError::Full(Full {
                         value: (),
@@ -120,12 +123,12 @@ impl Mpmc {
                 tail = now;
                 continue;
             }
-            // Relaxed: the claim publishes nothing, each place is published by its own store below.
+            // The claim shows no word, each place is published by its own store below.
             match self.tail.compare_exchange_weak(
                 tail,
                 tail + n as u64,
-                Ordering::Relaxed,
-                Ordering::Relaxed,
+                Ordering::Release,
+                Ordering::Acquire,
             ) {
                 Ok(_) => break,
                 Err(now) => tail = now,
@@ -153,7 +156,10 @@ impl Mpmc {
         out: &mut Vec<u64>,
         mut keep: impl FnMut(usize, u64) -> bool,
     ) -> usize {
-        let mut head = self.head.load(Ordering::Relaxed);
+        // Acquire, here and wherever `head` is read again, pairs with the Release of the compare-and-swap below: who
+        // moved `head` here has seen each place's word of the lap before, so what is read below is not older than
+        // that. Without it the word of two laps ago, with the same lap bit, could pass for the one at `head`.
+        let mut head = self.head.load(Ordering::Acquire);
         loop {
             out.clear();
             while out.len() < out.capacity() && out.len() < self.capacity() {
@@ -166,7 +172,7 @@ impl Mpmc {
                 out.push(place >> 1);
             }
             if out.is_empty() {
-                let now = self.head.load(Ordering::Relaxed);
+                let now = self.head.load(Ordering::Acquire);
                 if now == head {
                     return 0;
                 }
@@ -178,7 +184,7 @@ impl Mpmc {
                 head,
                 head + out.len() as u64,
                 Ordering::Release,
-                Ordering::Relaxed,
+                Ordering::Acquire,
             ) {
                 Ok(_) => return out.len(),
                 Err(now) => head = now,
@@ -189,12 +195,12 @@ impl Mpmc {
     /// Takes one word.
     #[inline]
     pub fn pop(&self) -> Option<u64> {
-        let mut head = self.head.load(Ordering::Relaxed);
+        let mut head = self.head.load(Ordering::Acquire);
         loop {
-            // Acquire and Release: as in `take_while`.
+            // Acquire and Release, of `head` too: as in `take_while`.
             let place = self.place(head).load(Ordering::Acquire);
             if place & 1 != self.lap_bit(head) {
-                let now = self.head.load(Ordering::Relaxed);
+                let now = self.head.load(Ordering::Acquire);
                 if now == head {
                     return None;
                 }
@@ -203,7 +209,7 @@ impl Mpmc {
             }
             match self
                 .head
-                .compare_exchange(head, head + 1, Ordering::Release, Ordering::Relaxed)
+                .compare_exchange(head, head + 1, Ordering::Release, Ordering::Acquire)
             {
                 Ok(_) => return Some(place >> 1),
                 Err(now) => head = now,
@@ -214,7 +220,7 @@ impl Mpmc {
     /// Whether the next word is published. A hint: it may change at once.
     #[inline]
     pub fn has_ready(&self) -> bool {
-        let head = self.head.load(Ordering::Relaxed);
+        let head = self.head.load(Ordering::Acquire);
         self.place(head).load(Ordering::Acquire) & 1 == self.lap_bit(head)
     }
 

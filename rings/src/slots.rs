@@ -25,11 +25,14 @@
 //!
 //! | phase | descriptor | waker cell |
 //! | --- | --- | --- |
-//! | FREE, DONE | the owner | the owner (a waker still registered at `finish`: the worker) |
+//! | FREE | the owner | the owner |
 //! | QUEUED | nobody writes | the owner while the WAKER flag is off |
 //! | RUNNING | the worker that claimed | the owner while the WAKER flag is off |
+//! | DONE | the owner | the worker until it clears the WAKER flag, then the owner |
 //!
-//! The owner is the pair's thread, the future, or, once DETACHED is set, the worker that finishes.
+//! The owner is the pair's thread, the future, or, once DETACHED is set, the worker that finishes. DONE with the WAKER
+//! flag still set is the moment in which a worker takes the waker: the result can be read, but the entry can't be used
+//! again yet. [`Table::reap`] tells; it leaves the entry to that worker then, and nobody waits.
 
 use core::fmt;
 
@@ -89,7 +92,7 @@ const PHASE: u64 = 0b111;
 const QUEUED: u64 = 1;
 const RUNNING: u64 = 2;
 const DONE: u64 = 3;
-/// A waker lies in the cell; who finishes takes it.
+/// A waker lies in the cell; who finishes takes it, and clears the flag when it is off the cell.
 const WAKER: u64 = 1 << 3;
 /// The owner is gone; who finishes recycles the entry.
 const DETACHED: u64 = 1 << 4;
@@ -126,8 +129,9 @@ pub enum Finished<W> {
     Quiet,
     /// Wake the owner.
     Wake(W),
-    /// The owner is gone: the entry is the worker's, to recycle.
-    Detached,
+    /// The owner is gone: the entry is the worker's, to recycle. A waker comes along where the owner saw the op done
+    /// while the worker was taking it; it needs no wake any more.
+    Detached(Option<W>),
 }
 
 /// The op is done already: its entry is the owner's.
@@ -154,43 +158,54 @@ impl<D, W> Table<D, W> {
         self.entries.len()
     }
 
+    /// # Safety
+    /// `index` must be below the depth.
     #[inline(always)]
-    fn entry(&self, index: u32) -> &Entry<D> {
+    unsafe fn entry(&self, index: u32) -> &Entry<D> {
         debug_assert!((index as usize) < self.entries.len());
-        // SAFETY: indices come from tickets and free lists of this table, made by its own code or the engine's, which
-        // hands each table's tickets to that table only.
+        // SAFETY: the caller vouches for the index.
         unsafe { self.entries.get_unchecked(index as usize) }
+    }
+
+    /// # Safety
+    /// The ticket must be of this table.
+    #[inline(always)]
+    unsafe fn state(&self, ticket: Ticket) -> &AtomicU64 {
+        // SAFETY: this table made the ticket from an index of its own.
+        unsafe { &self.entry(ticket.index()).state }
     }
 
     /// The owner's descriptor, to fill in before [`queue`](Table::queue) or to read after the op is done.
     ///
     /// # Safety
-    /// The entry must be FREE or DONE and the caller its owner; or RUNNING and the caller the worker that claimed it.
+    /// The index must be below the depth. The entry must be FREE or DONE and the caller its owner; or RUNNING and the
+    /// caller the worker that claimed it.
     #[inline(always)]
     pub unsafe fn with_mut<R>(&self, index: u32, f: impl FnOnce(&mut D) -> R) -> R {
-        // SAFETY: the caller is the only one who may touch the descriptor in this phase.
-        self.entry(index)
-            .descriptor
-            .with_mut(|d| f(unsafe { &mut *d }))
+        // SAFETY: the caller vouches for the index, and is the only one who may touch the descriptor in this phase.
+        unsafe { self.entry(index).descriptor.with_mut(|d| f(&mut *d)) }
     }
 
     /// The descriptor of an op that nobody is writing.
     ///
     /// # Safety
-    /// The entry must be QUEUED or RUNNING under a ticket that the caller took from a ring, or the caller must use
-    /// only fields that are atomics and mind that they may be of a later op.
+    /// The index must be below the depth. The entry must be QUEUED or RUNNING under a ticket that the caller took from
+    /// a ring, or the caller must use only fields that are atomics and mind that they may be of a later op.
     #[inline(always)]
     pub unsafe fn peek(&self, index: u32) -> *const D {
-        self.entry(index).descriptor.with(|d| d)
+        // SAFETY: the caller vouches for the index.
+        unsafe { self.entry(index).descriptor.with(|d| d) }
     }
 
     /// FREE or DONE → QUEUED with a new generation. The ring's publication shows it to the workers.
     ///
     /// # Safety
-    /// The entry must be FREE or DONE, the caller its owner, and the descriptor filled in.
+    /// The index must be below the depth, the entry FREE (or DONE, of an op that never had a waker), the caller its
+    /// owner, and the descriptor filled in.
     #[inline]
     pub unsafe fn queue(&self, index: u32) -> Ticket {
-        let state = &self.entry(index).state;
+        // SAFETY: the caller vouches for the index.
+        let state = unsafe { &self.entry(index).state };
         // Relaxed load: in FREE and DONE only the owner changes the word. The Release store pairs with the Acquire in
         // `claim`, though the ring's own pair has ordered it already.
         let generation = (state.load(Ordering::Relaxed) >> GENERATION_SHIFT).wrapping_add(1)
@@ -200,10 +215,13 @@ impl<D, W> Table<D, W> {
         ticket
     }
 
-    /// QUEUED → RUNNING. False where the op is not waiting any more (its ring entry is a tombstone).
+    /// QUEUED → RUNNING. False where the op is not waiting any more (its ring entry is a tombstone), or never was in
+    /// this table.
     #[inline]
     pub fn claim(&self, ticket: Ticket) -> bool {
-        let state = &self.entry(ticket.index()).state;
+        let Some(Entry { state, .. }) = self.entries.get(ticket.index() as usize) else {
+            return false;
+        };
         let mut now = word(ticket, QUEUED);
         // Acquire pairs with the Release store in `queue`. The loop goes round only where the owner changed a flag.
         while let Err(other) = state.compare_exchange(
@@ -226,7 +244,8 @@ impl<D, W> Table<D, W> {
     /// The caller must have claimed this ticket and not finished it.
     #[inline]
     pub unsafe fn finish(&self, ticket: Ticket) -> Finished<W> {
-        let state = &self.entry(ticket.index()).state;
+        // SAFETY: the caller has claimed the ticket in this table.
+        let state = unsafe { self.state(ticket) };
         // One read-modify-write turns RUNNING into DONE and leaves flags and generation alone. Release pairs with the
         // Acquire loads in `is_done`, `register` and `detach`: the result is written. Acquire pairs with the
         // Release in `register` and `detach`: waker and leftovers of the owner are there.
@@ -236,24 +255,57 @@ impl<D, W> Table<D, W> {
             return Finished::Quiet;
         }
         if before & DETACHED != 0 {
-            return Finished::Detached;
+            return Finished::Detached(None);
         }
-        // SAFETY: the WAKER flag was set in the step that ended the op, so the owner keeps off the cell
-        // until it has seen DONE, and then leaves it to us (`register`, `detach`).
+        // SAFETY: the WAKER flag was set in the step that ended the op, so the cell is ours until we clear it: the owner
+        // sees DONE in `register` and `detach` and keeps off, and `reap` doesn't let it use the entry again.
         let waker = self.wakers[ticket.index() as usize].with_mut(|w| unsafe { (*w).take() });
+        // Release pairs with the Acquire in `reap`: we are off the cell. Acquire pairs with the Release in `reap`: the
+        // owner is off the descriptor.
+        let before = state.fetch_and(!WAKER, Ordering::AcqRel);
+        if before & DETACHED != 0 {
+            return Finished::Detached(waker);
+        }
         waker.map_or(Finished::Quiet, Finished::Wake)
     }
 
     /// Whether the op is done. Acquire pairs with the Release in `finish`: the result can be read.
     #[inline]
     pub fn is_done(&self, ticket: Ticket) -> bool {
-        let now = self.entry(ticket.index()).state.load(Ordering::Acquire);
-        now & PHASE == DONE && now >> GENERATION_SHIFT == ticket.generation()
+        self.entries
+            .get(ticket.index() as usize)
+            .is_some_and(|entry| {
+                let now = entry.state.load(Ordering::Acquire);
+                now & PHASE == DONE && now >> GENERATION_SHIFT == ticket.generation()
+            })
+    }
+
+    /// DONE → FREE, after the owner has read the result. True: the entry is the caller's, to recycle. False: the worker
+    /// is still taking the waker that it found, and recycles the entry ([`Finished::Detached`]).
+    ///
+    /// Where no waker was ever registered with the op, the answer is always true and need not be asked for.
+    ///
+    /// # Safety
+    /// The caller must be the owner of this ticket's op and have seen it done, and not use it after `false`.
+    #[inline]
+    pub unsafe fn reap(&self, ticket: Ticket) -> bool {
+        // SAFETY: the ticket is of this table.
+        let state = unsafe { self.state(ticket) };
+        // Acquire pairs with the Release with which `finish` clears the flag: the worker is off the waker cell.
+        if state.load(Ordering::Acquire) & WAKER == 0 {
+            return true;
+        }
+        // Release pairs with the Acquire in that step: our last access to the descriptor is over.
+        state.fetch_or(DETACHED, Ordering::AcqRel) & WAKER == 0
     }
 
     /// Clears the WAKER flag, so that the cell is the owner's. `Err` where the op is done.
-    fn own_waker_cell(&self, ticket: Ticket) -> Result<(), Done> {
-        let state = &self.entry(ticket.index()).state;
+    ///
+    /// # Safety
+    /// As for [`register`](Table::register).
+    unsafe fn own_waker_cell(&self, ticket: Ticket) -> Result<(), Done> {
+        // SAFETY: the ticket is of this table.
+        let state = unsafe { self.state(ticket) };
         let mut now = state.load(Ordering::Acquire);
         loop {
             if now & PHASE == DONE {
@@ -275,8 +327,12 @@ impl<D, W> Table<D, W> {
     }
 
     /// Sets a flag unless the op is done.
-    fn set_flag(&self, ticket: Ticket, flag: u64) -> Result<(), Done> {
-        let state = &self.entry(ticket.index()).state;
+    ///
+    /// # Safety
+    /// As for [`register`](Table::register).
+    unsafe fn set_flag(&self, ticket: Ticket, flag: u64) -> Result<(), Done> {
+        // SAFETY: the ticket is of this table.
+        let state = unsafe { self.state(ticket) };
         let mut now = state.load(Ordering::Acquire);
         loop {
             if now & PHASE == DONE {
@@ -301,7 +357,8 @@ impl<D, W> Table<D, W> {
         same: impl FnOnce(&W) -> bool,
         waker: impl FnOnce() -> W,
     ) -> Result<(), Done> {
-        self.own_waker_cell(ticket)?;
+        // SAFETY: as for this function.
+        unsafe { self.own_waker_cell(ticket)? };
         // SAFETY: the WAKER flag is off and the caller is the owner, so the cell is ours.
         let old = self.wakers[ticket.index() as usize].with_mut(|w| unsafe {
             match &*w {
@@ -309,7 +366,8 @@ impl<D, W> Table<D, W> {
                 _ => (*w).replace(waker()),
             }
         });
-        let set = self.set_flag(ticket, WAKER);
+        // SAFETY: as for this function.
+        let set = unsafe { self.set_flag(ticket, WAKER) };
         let unused = match set {
             Ok(()) => None,
             // SAFETY: done with the WAKER flag off: the cell stays the owner's.
@@ -320,19 +378,21 @@ impl<D, W> Table<D, W> {
         set
     }
 
-    /// Gives the op up: who finishes it recycles the entry. `Err(Done)` where it is done, and the entry the caller's.
+    /// Gives the op up: who finishes it recycles the entry. `Err(Done)` where it is done: then it is still the caller's,
+    /// to [`reap`](Table::reap).
     ///
     /// # Safety
     /// The ticket's op must be QUEUED, RUNNING or DONE, and the caller its owner, who must not use it after `Ok`.
     pub unsafe fn detach(&self, ticket: Ticket) -> Result<(), Done> {
-        let mut old = None;
-        let result = self.own_waker_cell(ticket).and_then(|()| {
-            // SAFETY: as in `register`.
-            old = self.wakers[ticket.index() as usize].with_mut(|w| unsafe { (*w).take() });
-            self.set_flag(ticket, DETACHED)
-        });
+        // SAFETY: as for this function.
+        unsafe { self.own_waker_cell(ticket)? };
+        // SAFETY: as in `register`.
+        let old = self.wakers[ticket.index() as usize].with_mut(|w| unsafe { (*w).take() });
+        // SAFETY: as for this function.
+        let set = unsafe { self.set_flag(ticket, DETACHED) };
+        // User code: only after the cell is in order again.
         drop(old);
-        result
+        set
     }
 }
 
@@ -368,7 +428,8 @@ impl Credits {
         self.free.pop().map(|index| index as u32)
     }
 
-    /// Gives a credit back. There is always room: there are no more credits than places.
+    /// Gives a credit back. There is always room: there are no more credits than places, and a pusher knows of its
+    /// own take, and of those that came before the pushes it sees.
     #[inline]
     pub fn release(&self, index: u32) {
         let pushed = self.free.push(u64::from(index));

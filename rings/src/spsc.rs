@@ -12,7 +12,7 @@
 //! `tail`.
 //!
 //! Several threads may hold the [`Consumer`]; the **consumer token** makes them take turns:
-//! [`Consumer::try_lock`] is one swap that never waits, and what it returns, a [`Taker`], is the consumer.
+//! [`Consumer::try_lock`] is one compare-and-swap that never waits, and what it returns, a [`Taker`], is the consumer.
 //! A thread that leaves places behind, or finds the token taken, must see to it that somebody looks again;
 //! the engine's ready bits do that (see [`park`](crate::park)).
 //!
@@ -66,8 +66,8 @@ struct Shared<T> {
 
 /// What the consumers share among themselves.
 struct Turn {
-    /// True while somebody is the consumer. Taken by a swap with Acquire in `try_lock`, given back by a Release
-    /// store in `Taker::drop`: the next holder sees the last one's `head` and `cached_tail`.
+    /// True while somebody is the consumer. Taken with Acquire in `try_lock`, given back by a Release store in
+    /// `Taker::drop`: the next holder sees the last one's `head` and `cached_tail`.
     token: AtomicBool,
     /// The holder's last look at `tail`.
     cached_tail: UnsafeCell<usize>,
@@ -291,10 +291,14 @@ impl<T> Consumer<T> {
     /// Takes the consumer token, or `None` where another thread has it. Never waits.
     #[inline]
     pub fn try_lock(&self) -> Option<Taker<'_, T>> {
-        // Looking first spares the line a write where the token is taken. The swap's Acquire pairs with the
-        // Release store in `Taker::drop`.
-        if self.shared.turn.token.load(Ordering::Relaxed)
-            || self.shared.turn.token.swap(true, Ordering::Acquire)
+        let token = &self.shared.turn.token;
+        // Looking first spares the holder's line where the token is taken. Acquire pairs with the Release store in
+        // `Taker::drop`. Not a swap: one that finds the token taken would be a write that loom can't order before the
+        // holder's store.
+        if token.load(Ordering::Relaxed)
+            || token
+                .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
+                .is_err()
         {
             return None;
         }
@@ -412,7 +416,7 @@ impl<T> Drop for Taker<'_, T> {
             .turn
             .cached_tail
             .with_mut(|p| unsafe { *p = self.tail });
-        // Release pairs with the Acquire swap in `try_lock`.
+        // Release pairs with the Acquire in `try_lock`.
         self.shared.turn.token.store(false, Ordering::Release);
     }
 }
