@@ -164,7 +164,8 @@ impl Clients {
         self.waiting.notify();
     }
 
-    /// Takes result and slot of an op that is done, and gives its credit back.
+    /// Takes result and slot of an op that is done, and gives its credit back (or leaves that to the worker, where it is
+    /// still about to take the op's waker).
     ///
     /// # Safety
     /// The caller must own the op, which must be done, and not use it again.
@@ -172,13 +173,24 @@ impl Clients {
         let index = ticket.index();
         // SAFETY: the caller owns the op, which is done.
         let result = unsafe { self.table.result(index) };
-        let slot = self.with_cell(index, |cell| cell.slot.take());
-        // SAFETY: as above. On false the worker that is taking the op's waker comes here in a moment, for the rest.
+        let (slot, place) = self.with_cell(index, |c| (c.slot.take(), c.long_place.take()));
+        // SAFETY: as above.
         if unsafe { self.table.ops().reap(ticket) } {
-            let place = self.with_cell(index, |cell| cell.long_place.take());
             self.give_back(index, place);
+        } else if let Some(place) = place {
+            self.long_places.release(place);
         }
         (result, slot)
+    }
+
+    /// Clears up after an op whose owner is gone, and gives its credit back.
+    ///
+    /// # Safety
+    /// The entry must be the caller's, by [`Finished::Detached`].
+    unsafe fn recycle(&self, index: u32) {
+        let (slot, place) = self.with_cell(index, |c| (c.slot.take(), c.long_place.take()));
+        drop(slot);
+        self.give_back(index, place);
     }
 
     /// Ends ops. Their owners' wakers are put into `wakers`, to be woken when all are ended.
