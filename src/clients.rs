@@ -214,8 +214,8 @@ impl Clients {
                 Finished::Detached(waker) => {
                     // Nobody needs this wake any more; but dropping a waker is user code, as waking it is.
                     wakers.extend(waker);
-                    // SAFETY: the owner is gone: the entry is ours, and done.
-                    drop(unsafe { self.reap(ticket) });
+                    // SAFETY: as said by `finish`.
+                    unsafe { self.recycle(ticket.index()) };
                 }
             }
         }

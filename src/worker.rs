@@ -257,7 +257,7 @@ impl Worker {
                 .count(),
         };
         self.words.clear();
-        self.words.extend(taker.take(n));
+        taker.take_into(&mut self.words, n);
         let left = taker.available() > 0;
         drop(taker);
         if left {

@@ -401,6 +401,25 @@ impl<T> Taker<'_, T> {
         }
     }
 
+    /// Takes up to `n` values to the end of `out`, and gives their places back together.
+    #[inline]
+    pub fn take_into(&mut self, out: &mut Vec<T>, n: usize)
+    where
+        T: Copy,
+    {
+        let chunk = self.take(n);
+        // Two stretches, before and behind the ring's end, that are copied as a whole.
+        let (at, len) = (chunk.at & chunk.shared.mask, chunk.len());
+        let first = len.min(chunk.shared.mask + 1 - at);
+        for (from, n) in [(at, first), (0, len - first)] {
+            out.extend(chunk.shared.places[from..from + n].iter().map(|place| {
+                // SAFETY: places from head to tail hold published values, and the producer keeps off until the chunk is
+                // dropped. `T` is `Copy`: reading takes nothing away.
+                place.with(|p| unsafe { (*p).assume_init() })
+            }));
+        }
+    }
+
     /// True when the producer is closed and everything has been taken: nothing will ever come.
     pub fn is_closed(&mut self) -> bool {
         // `closed` first: the Acquire load makes the producer's last publication visible to `available`.
