@@ -610,9 +610,7 @@ fn a_gate_holds_calls_of_its_kinds_until_they_are_let_through() {
         );
         assert_eq!(gate.inside(OpKind::Retrieve), 2);
 
-        // Opened and closed again at once: who waited before passes.
         drop(closed);
-        let closed = gate.close(&[OpKind::Retrieve, OpKind::Retrieve]);
         for _ in 0..2 {
             let (got, burnt) = ends.recv_timeout(long).unwrap();
             assert!(wrong(&got).is_empty());
@@ -627,6 +625,7 @@ fn a_gate_holds_calls_of_its_kinds_until_they_are_let_through() {
         }
 
         // Two that keep it closed; one admitted before it comes.
+        let closed = gate.close(&[OpKind::Retrieve, OpKind::Retrieve]);
         let second = gate.close(&[OpKind::Retrieve]);
         drop(closed);
         second.admit(1);
@@ -639,6 +638,46 @@ fn a_gate_holds_calls_of_its_kinds_until_they_are_let_through() {
         drop(second);
         caller.join().unwrap();
         get(&*sim, 1, LEN);
+    });
+}
+
+#[test]
+fn who_waits_when_a_gate_opens_passes_also_if_it_closes_again_at_once() {
+    within_a_minute(|| {
+        let (sim, _) = sim(SimOptions::default());
+        let gate = sim.gate();
+        let lookup = || direct::exists(&*sim, &[b"a"]).unwrap();
+        for _ in 0..300 {
+            std::thread::scope(|scope| {
+                let closed = gate.close(&[OpKind::Lookup]);
+                let caller = scope.spawn(lookup);
+                assert!(gate.wait_inside(OpKind::Lookup, 1, Duration::from_secs(30)));
+                drop(closed);
+                let _closed = gate.close(&[OpKind::Lookup]);
+                caller.join().unwrap();
+            });
+        }
+    });
+}
+
+#[test]
+fn what_a_gate_admits_ends_when_it_opens() {
+    within_a_minute(|| {
+        let (sim, _) = sim(SimOptions::default());
+        let gate = sim.gate();
+        let closed = gate.close(&[OpKind::Lookup]);
+        closed.admit(5);
+        drop(closed);
+        let closed = gate.close(&[OpKind::Lookup]);
+        std::thread::scope(|scope| {
+            let caller = scope.spawn(|| direct::exists(&*sim, &[b"a"]).unwrap());
+            let long = Duration::from_secs(30);
+            assert!(gate.wait_inside(OpKind::Lookup, 1, long));
+            std::thread::sleep(Duration::from_millis(20));
+            assert_eq!(gate.inside(OpKind::Lookup), 1, "it has passed");
+            drop(closed);
+            caller.join().unwrap();
+        });
     });
 }
 

@@ -317,6 +317,37 @@ mod tests {
     }
 
     #[test]
+    fn keys_are_seen_as_they_are_and_end_in_nul() {
+        struct Keyed;
+        impl Store for Keyed {
+            fn name(&self) -> &str {
+                "keyed"
+            }
+            fn batch_exists(&self, batch: &mut LookupBatch<'_>) -> CallResult {
+                for i in 0..batch.len() {
+                    // SAFETY: a batch's keys are NUL-terminated until the call returns.
+                    let key = unsafe { std::ffi::CStr::from_ptr(batch.key_ptrs()[i]) };
+                    let same = key.to_bytes() == batch.key(i);
+                    let long = key.count_bytes() == batch.key_lens()[i];
+                    batch.set(i, Ok(same && long));
+                }
+                Ok(batch.len())
+            }
+            fn batch_get_into(&self, _: &mut RetrieveBatch<'_>) -> CallResult {
+                Err(OpError::Unsupported)
+            }
+            fn batch_put_from(&self, _: &mut StoreBatch<'_>) -> CallResult {
+                Err(OpError::Unsupported)
+            }
+            fn batch_remove(&self, _: &mut DeleteBatch<'_>) -> CallResult {
+                Err(OpError::Unsupported)
+            }
+        }
+        let keys: [&[u8]; 4] = [b"a", b"longer", &[b'k'; 1000], "键".as_bytes()];
+        assert_eq!(exists(&Keyed, &keys), Ok(vec![Ok(true); 4]));
+    }
+
+    #[test]
     fn an_empty_list_gives_an_empty_result_without_a_call() {
         let store = Odd::default();
         assert_eq!(exists(&store, &[]), Ok(vec![]));

@@ -146,14 +146,41 @@ fn capacity_holds_and_bytes_are_right_with_callers_at_the_same_time() {
                 8 => {
                     direct::exists(store, &[&name(key)]).unwrap()[0].unwrap();
                 }
-                _ => match direct::remove(store, &[&name(key)], key % 2 == 0).unwrap()[0] {
-                    Ok(()) => count("removed"),
-                    other => assert!(matches!(other, Err(OpError::NotFound | OpError::Leased))),
-                },
+                _ => {
+                    match direct::remove(store, &[&name(key)], key.is_multiple_of(2)).unwrap()[0] {
+                        Ok(()) => count("removed"),
+                        other => assert!(matches!(other, Err(OpError::NotFound | OpError::Leased))),
+                    }
+                }
             }
         }
         counts
     }
+}
+
+#[test]
+fn two_puts_at_once_never_take_the_last_room_twice() {
+    within_a_minute(|| {
+        const CAPACITY: usize = 100;
+        let store = store(MemoryOptions {
+            capacity: CAPACITY,
+            ..MemoryOptions::default()
+        });
+        // Of two objects of 60 bytes one must go before the other comes.
+        let run = |key: &[u8]| {
+            for _ in 0..60_000 {
+                let _ = direct::put_from(&store, &[(key, &[1; 60])]).unwrap();
+                let used = store.used_bytes();
+                assert!(used <= CAPACITY, "{used} bytes used of {CAPACITY}");
+                let _ = direct::remove(&store, &[key], true).unwrap();
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| run(b"a"));
+            scope.spawn(|| run(b"b"));
+        });
+        assert_eq!((store.used_bytes(), store.count()), (0, (0, 0)));
+    });
 }
 
 #[test]
