@@ -137,7 +137,13 @@ impl Lane {
     /// Whether a worker would find something to do.
     #[inline]
     pub(crate) fn has_work(&self) -> bool {
-        self.is_ready() && self.holders.load(Ordering::Relaxed) < self.max_holders
+        self.is_ready() && self.can_be_held()
+    }
+
+    /// Whether one more worker may hold it. A hint.
+    #[inline]
+    pub(crate) fn can_be_held(&self) -> bool {
+        self.holders.load(Ordering::Relaxed) < self.max_holders
     }
 
     /// The right to hold a call of this lane, within its bound.

@@ -59,6 +59,8 @@ pub(crate) struct Worker {
     first_source: [usize; 4],
     batch: Batch,
     batch_op: OpKind,
+    /// The lane of `batch_op` counts this worker as a holder.
+    holds: bool,
     words: Vec<u64>,
     wakers: Vec<Waker>,
     /// Ops of the batch are being completed: some may have been.
@@ -68,8 +70,11 @@ pub(crate) struct Worker {
 /// A worker that a panic of our own ends does not take its ops along.
 impl Drop for Worker {
     fn drop(&mut self) {
+        let engine = Arc::clone(&self.engine);
+        if self.holds {
+            engine.lanes[self.batch_op.index()].release();
+        }
         if !self.batch.is_empty() && !self.completing {
-            let engine = Arc::clone(&self.engine);
             self.batch.fail_all(OpError::StorePanicked);
             let stats = Arc::clone(&self.stats);
             let op = self.batch_op;
@@ -91,6 +96,7 @@ impl Worker {
         Self {
             batch: Batch::new(max_batch),
             batch_op: OpKind::Lookup,
+            holds: false,
             completing: false,
             words: Vec::with_capacity(max_batch),
             wakers: Vec::with_capacity(max_batch),
@@ -156,10 +162,12 @@ impl Worker {
         if !lane.is_ready() || !lane.try_hold() {
             return None;
         }
+        self.holds = true;
+        self.batch_op = lane.op;
         let config = &engine.config;
         let bounds = Bounds {
             ops: config.max_batch,
-            bytes: match group.has_idle() {
+            bytes: match group.has_idle() && lane.can_be_held() {
                 true => config.share_bytes.min(config.max_batch_bytes),
                 false => config.max_batch_bytes,
             },
@@ -188,10 +196,15 @@ impl Worker {
             word = if word + 1 == words { 0 } else { word + 1 };
         }
         if self.batch.is_empty() {
-            lane.release();
+            self.let_go(lane);
             return None;
         }
         Some(lane.op)
+    }
+
+    fn let_go(&mut self, lane: &Lane) {
+        self.holds = false;
+        lane.release();
     }
 
     /// Takes from one source, within what is left of the bounds.
@@ -269,7 +282,6 @@ impl Worker {
     /// Executes the batch and completes its ops.
     fn execute(&mut self, engine: &Shared, group: &Group, op: OpKind) {
         let lane = &engine.lanes[op.index()];
-        self.batch_op = op;
         // What this worker leaves behind must not wait for its call to return.
         if group.needs_wake() && engine.has_work(group) {
             group.wake_one();
@@ -284,7 +296,7 @@ impl Worker {
             group.leave_call();
             now
         };
-        lane.release();
+        self.let_go(lane);
         #[cfg(test)]
         tests::die_if_told(engine);
         self.batch.record(op, &engine.clock, stats, now);
