@@ -196,15 +196,11 @@ impl Worker {
             word = if word + 1 == words { 0 } else { word + 1 };
         }
         if self.batch.is_empty() {
-            self.let_go(lane);
+            self.holds = false;
+            lane.release();
             return None;
         }
         Some(lane.op)
-    }
-
-    fn let_go(&mut self, lane: &Lane) {
-        self.holds = false;
-        lane.release();
     }
 
     /// Takes from one source, within what is left of the bounds.
@@ -296,7 +292,8 @@ impl Worker {
             group.leave_call();
             now
         };
-        self.let_go(lane);
+        self.holds = false;
+        lane.release();
         #[cfg(test)]
         tests::die_if_told(engine);
         self.batch.record(op, &engine.clock, stats, now);
