@@ -1,0 +1,10 @@
+//! The command line of Moonring: `replay`, `bench`, `gen-trace`.
+
+pub mod cli;
+pub mod content;
+pub mod gen_trace;
+pub mod keys;
+pub mod oracle;
+pub mod rng;
+pub mod table;
+pub mod trace;
