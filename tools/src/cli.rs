@@ -3,9 +3,9 @@
 use std::fmt;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
 
-use crate::gen_trace;
+use crate::{gen_trace, replay};
 
 /// Batched, merged access to a KV-cache store
 #[derive(Debug, Parser)]
@@ -24,8 +24,29 @@ pub struct Cli {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Play a trace of a chat service against a store and check every byte
+    Replay(replay::ReplayArgs),
     /// Write a small made-up trace of the shape of a chat service's
     GenTrace(gen_trace::GenTraceArgs),
+}
+
+/// How ops reach the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PathKind {
+    /// Threads, each with a pair of rings of its own
+    Pair,
+    /// Futures of clients
+    Client,
+}
+
+impl PathKind {
+    /// Its name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            PathKind::Pair => "pair",
+            PathKind::Client => "client",
+        }
+    }
 }
 
 /// Why a command did not end well: one line, and the exit code.
@@ -58,6 +79,7 @@ impl Failure {
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
+        Command::Replay(args) => replay::run(&args),
         Command::GenTrace(args) => gen_trace::run(&args),
     };
     match done {

@@ -5,6 +5,8 @@ pub mod content;
 pub mod gen_trace;
 pub mod keys;
 pub mod oracle;
+pub mod replay;
 pub mod rng;
+pub mod session;
 pub mod table;
 pub mod trace;

@@ -52,6 +52,17 @@ pub struct Run {
     pub stderr: String,
 }
 
+/// Runs the binary with `--json` and reads what it wrote.
+pub fn with_json(test: &str, args: &[&str]) -> (Run, serde_json::Value) {
+    let file = folder(test).join("report.json");
+    let json = ["--json", &file.to_string_lossy()].map(String::from);
+    let run = moonring(args.iter().map(|arg| (*arg).to_owned()).chain(json));
+    let text = std::fs::read_to_string(&file);
+    let text = text.unwrap_or_else(|e| panic!("no report: {e}; {run:?}"));
+    let report = serde_json::from_str(&text);
+    (run, report.expect("JSON"))
+}
+
 /// Runs the binary with no terminal. One that takes over two minutes is killed, and the test fails.
 pub fn moonring<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Run {
     let mut child = Command::new(env!("CARGO_BIN_EXE_moonring"))
