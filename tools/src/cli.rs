@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
-use crate::{gen_trace, replay};
+use crate::{bench, gen_trace, replay};
 
 /// Batched, merged access to a KV-cache store
 #[derive(Debug, Parser)]
@@ -26,6 +26,8 @@ pub struct Cli {
 pub enum Command {
     /// Play a trace of a chat service against a store and check every byte
     Replay(replay::ReplayArgs),
+    /// Measure one op kind in a closed loop
+    Bench(bench::BenchArgs),
     /// Write a small made-up trace of the shape of a chat service's
     GenTrace(gen_trace::GenTraceArgs),
 }
@@ -80,6 +82,7 @@ impl Failure {
 pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Replay(args) => replay::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::GenTrace(args) => gen_trace::run(&args),
     };
     match done {

@@ -1,5 +1,6 @@
 //! The command line of Moonring: `replay`, `bench`, `gen-trace`.
 
+pub mod bench;
 pub mod cli;
 pub mod content;
 pub mod gen_trace;
