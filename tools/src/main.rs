@@ -1,2 +1,5 @@
 //! The command line of Moonring.
-fn main() {}
+
+fn main() -> std::process::ExitCode {
+    moonring_tools::cli::main()
+}

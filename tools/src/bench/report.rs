@@ -1,0 +1,122 @@
+//! What a bench reports: as JSON, and as text for people.
+
+use std::fmt::Write;
+
+use moonring::Stats;
+use moonring::config::L2Adapter;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::plan::Counts;
+use super::{BenchArgs, Measured};
+use crate::session;
+use crate::table::{self, Table};
+
+/// The JSON of a bench.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    op: &'static str,
+    path: &'static str,
+    /// What was done, in words.
+    procedure: &'static str,
+    producers: u32,
+    depth: u32,
+    keys: u32,
+    key_bytes: u32,
+    value_bytes: u64,
+    max_batch: usize,
+    /// The effective configuration.
+    l2_adapter: Value,
+    /// Measured ops that completed.
+    ops: u64,
+    /// Of those, the ones that did not do their work.
+    failed_ops: u64,
+    rounds: u64,
+    /// Measured time.
+    wall_s: f64,
+    ops_per_s: f64,
+    /// Values retrieved and stored in the measured time, in 10^9 bytes a second.
+    gbytes_per_s: f64,
+    /// Values that were retrieved and checked in the end.
+    verified_values: u64,
+    corrupt_values: u64,
+    /// From the first round's beginning to the last one's end.
+    lanes: Value,
+    /// Over the whole life of the engine.
+    engine: Value,
+    /// Why the run did not go well, a line each.
+    errors: Vec<String>,
+}
+
+impl Report {
+    /// The report of a run. `stats` are those of the measured time, `last` those of the engine's life.
+    pub fn new(
+        args: &BenchArgs,
+        adapter: &L2Adapter,
+        measured: &Measured,
+        verified: &Counts,
+        stats: &Stats,
+        last: &Stats,
+        errors: &[String],
+    ) -> Self {
+        let wall_s = measured.time.as_secs_f64();
+        let per_s = |n: u64| if wall_s > 0.0 { n as f64 / wall_s } else { 0.0 };
+        let counts = &measured.counts;
+        Self {
+            op: args.op.name(),
+            path: args.path.name(),
+            procedure: args.op.procedure(),
+            producers: args.producers,
+            depth: args.depth,
+            keys: args.keys,
+            key_bytes: args.key_bytes,
+            value_bytes: args.value_bytes,
+            max_batch: adapter.engine.max_batch,
+            l2_adapter: adapter.effective(),
+            ops: counts.ops,
+            failed_ops: counts.failed,
+            rounds: measured.rounds,
+            wall_s,
+            ops_per_s: per_s(counts.ops),
+            gbytes_per_s: per_s(counts.bytes) / 1e9,
+            verified_values: verified.ops - verified.failed,
+            corrupt_values: verified.corrupt,
+            lanes: session::stats_json(stats).0,
+            engine: session::stats_json(last).1,
+            errors: errors.to_vec(),
+        }
+    }
+
+    /// The text for people.
+    pub fn text(&self, stats: &Stats) -> String {
+        let mut text = String::new();
+        // Writing to a String can't fail.
+        let _ = writeln!(
+            text,
+            "{} on {}, path {}, {} producers x {} in flight, {} keys of {} bytes, values of {}\n{}\n",
+            self.op,
+            self.l2_adapter["type"].as_str().unwrap_or("?"),
+            self.path,
+            self.producers,
+            self.depth,
+            table::count(self.keys.into()),
+            self.key_bytes,
+            table::bytes(self.value_bytes),
+            self.procedure,
+        );
+        let mut counts = Table::default();
+        let mut row = |name: &str, value: String| counts.row([name.to_owned(), value]);
+        row("ops", table::count(self.ops));
+        row("failed ops", table::count(self.failed_ops));
+        row("rounds", table::count(self.rounds));
+        row("time", format!("{:.2} s", self.wall_s));
+        row("ops/s", table::count(self.ops_per_s as u64));
+        row("GB/s", format!("{:.3}", self.gbytes_per_s));
+        row("verified values", table::count(self.verified_values));
+        row("corrupt values", table::count(self.corrupt_values));
+        text.push_str(&counts.text());
+        text.push('\n');
+        text.push_str(&session::lanes_table(stats));
+        text
+    }
+}

@@ -1,0 +1,13 @@
+//! The command line of Moonring: `replay`, `bench`, `gen-trace`.
+
+pub mod bench;
+pub mod cli;
+pub mod content;
+pub mod gen_trace;
+pub mod keys;
+pub mod oracle;
+pub mod replay;
+pub mod rng;
+pub mod session;
+pub mod table;
+pub mod trace;

@@ -1,0 +1,120 @@
+//! What the tests of the command line share.
+#![allow(dead_code)] // each test file uses a part
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// The project's root.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("tools/ lies in the project's root")
+}
+
+/// The project's own trace.
+pub fn sample() -> PathBuf {
+    root().join("traces/sample.jsonl")
+}
+
+/// The published trace, from `MOONRING_TRACES` or beside the project. Where it is missing the test is skipped
+/// aloud, or fails if `MOONRING_REQUIRE` lists `traces`.
+pub fn published() -> Option<PathBuf> {
+    let folder = std::env::var_os("MOONRING_TRACES")
+        .map_or_else(|| root().join("../shared/traces"), PathBuf::from);
+    let path = folder.join("conversation_trace.jsonl");
+    if path.is_file() {
+        return Some(path);
+    }
+    let required = std::env::var("MOONRING_REQUIRE").unwrap_or_default();
+    assert!(
+        !required.split(',').any(|what| what.trim() == "traces"),
+        "{} is missing, and MOONRING_REQUIRE asks for traces",
+        path.display()
+    );
+    eprintln!("SKIPPED: {} is missing", path.display());
+    None
+}
+
+/// A folder for one test's files, empty.
+pub fn folder(test: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
+    let _ = std::fs::remove_dir_all(&path);
+    std::fs::create_dir_all(&path).expect("a folder for the test");
+    path
+}
+
+/// What a run of the binary ended with.
+#[derive(Debug)]
+pub struct Run {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+/// Runs the binary with `--json` and reads what it wrote.
+pub fn with_json(test: &str, args: &[&str]) -> (Run, serde_json::Value) {
+    let file = folder(test).join("report.json");
+    let json = ["--json", &file.to_string_lossy()].map(String::from);
+    let run = moonring(args.iter().map(|arg| (*arg).to_owned()).chain(json));
+    let text = std::fs::read_to_string(&file);
+    let text = text.unwrap_or_else(|e| panic!("no report: {e}; {run:?}"));
+    let report = serde_json::from_str(&text);
+    (run, report.expect("JSON"))
+}
+
+/// Runs the binary with no terminal. One that takes over two minutes is killed, and the test fails.
+pub fn moonring<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Run {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_moonring"))
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    let pid = child.id();
+    let (done, ended) = std::sync::mpsc::channel::<()>();
+    let watchdog = std::thread::spawn(move || {
+        let start = Instant::now();
+        if ended.recv_timeout(Duration::from_secs(120)).is_err() {
+            // By its id: the child can't be reached while its output is being read.
+            let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
+            return Some(start.elapsed());
+        }
+        None
+    });
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = child_output(&mut child);
+    let _ = done.send(());
+    let hung = watchdog.join().expect("the watchdog");
+    let run = Run {
+        code: status.code(),
+        stdout: String::from_utf8(stdout).expect("text"),
+        stderr: String::from_utf8(stderr).expect("text"),
+    };
+    assert_eq!(hung, None, "killed by the watchdog: {run:?}");
+    run
+}
+
+fn child_output(child: &mut std::process::Child) -> Output {
+    use std::io::Read;
+    let mut stderr_pipe = child.stderr.take().expect("a pipe");
+    let reader = std::thread::spawn(move || {
+        let mut stderr = Vec::new();
+        stderr_pipe.read_to_end(&mut stderr).expect("stderr");
+        stderr
+    });
+    let mut stdout = Vec::new();
+    let pipe = child.stdout.as_mut().expect("a pipe");
+    pipe.read_to_end(&mut stdout).expect("stdout");
+    let stderr = reader.join().expect("the reader of stderr");
+    let status = child.wait().expect("an exit status");
+    Output {
+        status,
+        stdout,
+        stderr,
+    }
+}
