@@ -29,7 +29,7 @@ use crate::{Full, PushError};
 
 /// Makes a ring with room for at least `capacity` values (rounded up to a power of two, at least 1).
 pub fn ring<T>(capacity: usize) -> (Producer<T>, Consumer<T>) {
-    let capacity = capacity.max(1).next_power_of_two();
+    let capacity = crate::capacity(capacity);
     let shared = Arc::new(Shared {
         tail: CachePadded::new(AtomicUsize::new(0)),
         head: CachePadded::new(AtomicUsize::new(0)),
