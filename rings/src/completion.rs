@@ -35,7 +35,7 @@ pub struct Cursor(u64);
 impl CompletionRing {
     /// A ring for `credits` ops with two notices each.
     pub fn new(credits: usize) -> Self {
-        let capacity = (credits.max(1) * 2).next_power_of_two();
+        let capacity = crate::capacity(credits.saturating_mul(2).max(2));
         Self {
             tail: CachePadded::new(AtomicU64::new(0)),
             entries: (0..capacity)
@@ -65,11 +65,12 @@ impl CompletionRing {
     /// The caller vouches that the credits leave room for them; too many would overwrite entries unread.
     #[inline]
     pub fn push_all(&self, items: impl ExactSizeIterator<Item = (u64, u64)>) {
-        // Relaxed: the claim publishes nothing. That the places have been read follows from the credits: an op is
-        // accepted after its place's last entry was read, by the thread that read it, and acceptance
-        // happens before its completion.
-        let first = self.tail.fetch_add(items.len() as u64, Ordering::Relaxed);
-        for (position, (word, value)) in (first..).zip(items) {
+        // That the places have been read follows from the credits: among the ops whose completions were claimed up to
+        // here is one that was accepted after that, by the reader, and acceptance happens before completion.
+        // It need not be one of these ops, which may be older; AcqRel hands that knowledge from claim to claim.
+        let n = items.len() as u64;
+        let first = self.tail.fetch_add(n, Ordering::AcqRel);
+        for (position, (word, value)) in (first..first + n).zip(items) {
             let entry = self.entry(position);
             entry.value.store(value, Ordering::Relaxed);
             // Release pairs with the Acquire load in `pop`: the value is written, and all that the op wrote.
@@ -93,11 +94,13 @@ impl CompletionRing {
         Some((word >> 1, value))
     }
 
-    /// Whether `pop` would find the entry `ahead` places after the next one. Entries before it may be missing.
+    /// Whether `pop` would find the entry `ahead` places after the next one. Entries before it may be missing. Never
+    /// true for more entries than the ring has.
     #[inline]
     pub fn has_ready(&self, cursor: &Cursor, ahead: usize) -> bool {
-        let position = cursor.0 + ahead as u64;
-        self.entry(position).word.load(Ordering::Acquire) & 1 == self.lap_bit(position)
+        let position = cursor.0.wrapping_add(ahead as u64);
+        ahead as u64 <= self.mask
+            && self.entry(position).word.load(Ordering::Acquire) & 1 == self.lap_bit(position)
     }
 
     /// Entries claimed since the ring was made.

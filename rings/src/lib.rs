@@ -19,6 +19,12 @@ pub mod spsc;
 #[doc(hidden)]
 pub mod sync;
 
+/// Number of places for at least `n`: a power of two, at least 1. More than memory can hold ends where the places are
+/// allocated, as with any collection, and not with a number that wrapped round.
+fn capacity(n: usize) -> usize {
+    n.clamp(1, 1 << (usize::BITS - 2)).next_power_of_two()
+}
+
 /// A ring had no room; what was to be pushed comes back.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Full<T> {

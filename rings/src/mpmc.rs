@@ -51,7 +51,7 @@ pub struct Mpmc {
 impl Mpmc {
     /// A ring with room for at least `capacity` words (rounded up to a power of two, at least 1).
     pub fn new(capacity: usize) -> Self {
-        let capacity = capacity.max(1).next_power_of_two();
+        let capacity = crate::capacity(capacity);
         Self {
             tail: CachePadded::new(AtomicU64::new(0)),
             head: CachePadded::new(AtomicU64::new(0)),

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The producer fills places beyond `tail` and shows them with one store ([`Producer::publish`]); it reads the
-//! consumer's `head` only when its cached copy says that the ring is full. The consumer does the same with
+//! consumer's `head` only when its last look says that the ring is full. The consumer does the same with
 //! `tail`.
 //!
 //! Several threads may hold the [`Consumer`]; the **consumer token** makes them take turns:
@@ -16,11 +16,12 @@
 //! A thread that leaves places behind, or finds the token taken, must see to it that somebody looks again;
 //! the engine's ready bits do that (see [`park`](crate::park)).
 //!
-//! **Progress**: `stage`, `publish`, `peek`, `advance` are wait-free. A consumer stopped while it holds the token
-//! keeps the others away from this ring until it goes on; the producer is not hindered until the ring is full.
+//! **Progress**: `stage`, `publish`, `try_lock`, `peek`, `take` are wait-free. A consumer stopped while it holds the
+//! token keeps the others away from this ring until it goes on; the producer is not hindered until the ring is full.
 
 use core::fmt;
-use core::mem::MaybeUninit;
+use core::mem::{self, MaybeUninit};
+use core::{ptr, slice};
 
 use crossbeam_utils::CachePadded;
 
@@ -29,7 +30,7 @@ use crate::{Full, PushError};
 
 /// Makes a ring with room for at least `capacity` values (rounded up to a power of two, at least 1).
 pub fn ring<T>(capacity: usize) -> (Producer<T>, Consumer<T>) {
-    let capacity = capacity.max(1).next_power_of_two();
+    let places = Places::new(crate::capacity(capacity));
     let shared = Arc::new(Shared {
         tail: CachePadded::new(AtomicUsize::new(0)),
         head: CachePadded::new(AtomicUsize::new(0)),
@@ -38,18 +39,78 @@ pub fn ring<T>(capacity: usize) -> (Producer<T>, Consumer<T>) {
             cached_tail: UnsafeCell::new(0),
         }),
         closed: AtomicBool::new(false),
-        mask: capacity - 1,
-        places: (0..capacity)
-            .map(|_| UnsafeCell::new(MaybeUninit::uninit()))
-            .collect(),
+        places,
     });
     let producer = Producer {
         shared: Arc::clone(&shared),
+        places,
         published: 0,
         staged: 0,
-        cached_head: 0,
+        limit: places.mask + 1,
     };
     (producer, Consumer { shared })
+}
+
+type Place<T> = UnsafeCell<MaybeUninit<T>>;
+
+/// The way to the places. Each side has a copy, so that neither reads it from memory again for each value.
+struct Places<T> {
+    /// The first of a power of two of places. [`Shared`] owns them.
+    first: *mut Place<T>,
+    /// Their number less one.
+    mask: usize,
+}
+
+impl<T> Clone for Places<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Places<T> {}
+
+// SAFETY: values go from one thread to another, which `T: Send` allows; who may touch which place is decided by
+// `head` and `tail`, and who may be the consumer by `token`.
+unsafe impl<T: Send> Send for Places<T> {}
+// SAFETY: as above. No `&T` is ever given to two threads at a time, so `T: Sync` isn't needed.
+unsafe impl<T: Send> Sync for Places<T> {}
+
+impl<T> Places<T> {
+    /// `n`, a power of two, without a value. Freed in `Shared::drop`.
+    fn new(n: usize) -> Self {
+        let places: Box<[Place<T>]> = (0..n)
+            .map(|_| UnsafeCell::new(MaybeUninit::uninit()))
+            .collect();
+        Self {
+            first: Box::into_raw(places).cast(),
+            mask: n - 1,
+        }
+    }
+
+    /// # Safety
+    /// The ring must be alive.
+    #[inline(always)]
+    unsafe fn at<'a>(self, index: usize) -> &'a Place<T> {
+        // SAFETY: `index & mask` is below the number of places, a power of two.
+        unsafe { &*self.first.add(index & self.mask) }
+    }
+
+    /// # Safety
+    /// The ring must be alive, and the place at `index` the caller's to write, and hold no value.
+    #[inline(always)]
+    unsafe fn write(self, index: usize, value: T) {
+        // SAFETY: the caller owns the place.
+        unsafe { self.at(index).with_mut(|p| (*p).write(value)) };
+    }
+
+    /// # Safety
+    /// The ring must be alive, and the place at `index` the caller's to read and hold a value, which must not be used
+    /// again.
+    #[inline(always)]
+    unsafe fn read(self, index: usize) -> T {
+        // SAFETY: the caller owns the place, and vouches for the value.
+        unsafe { self.at(index).with(|p| (*p).assume_init_read()) }
+    }
 }
 
 struct Shared<T> {
@@ -60,8 +121,7 @@ struct Shared<T> {
     turn: CachePadded<Turn>,
     /// Written by `Producer::close`, Release, after its last publication; read by `Taker::is_closed`, Acquire.
     closed: AtomicBool,
-    mask: usize,
-    places: Box<[UnsafeCell<MaybeUninit<T>>]>,
+    places: Places<T>,
 }
 
 /// What the consumers share among themselves.
@@ -73,84 +133,71 @@ struct Turn {
     cached_tail: UnsafeCell<usize>,
 }
 
-// SAFETY: values go from one thread to another, which `T: Send` allows; who may touch which place is decided by
-// `head` and `tail`, and who may be the consumer by `token`.
-unsafe impl<T: Send> Send for Shared<T> {}
-// SAFETY: as above. No `&T` is ever given to two threads at a time, so `T: Sync` isn't needed.
-unsafe impl<T: Send> Sync for Shared<T> {}
-
-impl<T> Shared<T> {
-    /// # Safety
-    /// The place at `index` must be the caller's to write, and hold no value.
-    #[inline(always)]
-    unsafe fn write(&self, index: usize, value: T) {
-        // SAFETY: `index & mask` is below the length of `places`, a power of two; the caller owns the place.
-        unsafe {
-            self.places
-                .get_unchecked(index & self.mask)
-                .with_mut(|p| (*p).write(value));
-        }
-    }
-
-    /// # Safety
-    /// The place at `index` must be the caller's to read and hold a value, which must not be used again.
-    #[inline(always)]
-    unsafe fn read(&self, index: usize) -> T {
-        // SAFETY: as in `write`; the caller vouches for the value.
-        unsafe {
-            self.places
-                .get_unchecked(index & self.mask)
-                .with(|p| (*p).assume_init_read())
-        }
-    }
-}
+// SAFETY: `cached_tail` is touched only by the token's holder.
+unsafe impl Sync for Turn {}
 
 impl<T> Drop for Shared<T> {
     fn drop(&mut self) {
         // Both sides are gone, and the last `Arc` clone to go orders their accesses before this.
         let tail = self.tail.load(Ordering::Relaxed);
         let mut head = self.head.load(Ordering::Relaxed);
+        if self.turn.token.load(Ordering::Relaxed) {
+            // A `Taker` was leaked: what it had taken out is not known. What is left is leaked, too.
+            head = tail;
+        }
         while head != tail {
             // SAFETY: places between head and tail hold published values that nobody took.
-            drop(unsafe { self.read(head) });
+            drop(unsafe { self.places.read(head) });
             head = head.wrapping_add(1);
         }
+        let all = ptr::slice_from_raw_parts_mut(self.places.first, self.places.mask + 1);
+        // SAFETY: `Places::new` made the box, and no other copy of `places` is in use any more.
+        drop(unsafe { Box::from_raw(all) });
     }
 }
 
 /// The side that fills the ring. Not `Clone`: there is one.
 pub struct Producer<T> {
     shared: Arc<Shared<T>>,
+    places: Places<T>,
     published: usize,
     staged: usize,
-    cached_head: usize,
+    /// End of what is known to be free: the last look at `head`, one capacity on. `staged` where the ring is closed.
+    limit: usize,
 }
 
 impl<T> Producer<T> {
     /// Number of places.
     pub fn capacity(&self) -> usize {
-        self.shared.mask + 1
+        self.places.mask + 1
     }
 
-    /// Whether there are `n` free places, with a fresh look at the consumer only if need be.
+    /// Whether there are `n` free places, with a fresh look at the consumer only if need be. None after
+    /// [`close`](Self::close).
     #[inline]
     pub fn has_room(&mut self, n: usize) -> bool {
-        self.free_by_cache() >= n || {
-            // Acquire pairs with the Release store in `Taker::advance`: the taken values have been read.
-            self.cached_head = self.shared.head.load(Ordering::Acquire);
-            self.free_by_cache() >= n
-        }
+        self.known_room() >= n || self.look_for_room() >= n
+    }
+
+    #[inline(always)]
+    fn known_room(&self) -> usize {
+        self.limit.wrapping_sub(self.staged)
     }
 
     #[inline]
-    fn free_by_cache(&self) -> usize {
-        self.capacity() - self.staged.wrapping_sub(self.cached_head)
+    fn look_for_room(&mut self) -> usize {
+        // Relaxed: only this side writes it.
+        if !self.shared.closed.load(Ordering::Relaxed) {
+            // Acquire pairs with the Release store in `Chunk::drop`: the taken values have been read.
+            let head = self.shared.head.load(Ordering::Acquire);
+            self.limit = head.wrapping_add(self.capacity());
+        }
+        self.known_room()
     }
 
     /// How many values could be staged now.
     pub fn room(&mut self) -> usize {
-        self.has_room(self.capacity());
-        self.free_by_cache()
+        self.look_for_room()
     }
 
     /// Fills the next place without showing it. A full ring hands the value back.
@@ -161,7 +208,7 @@ impl<T> Producer<T> {
         }
         // SAFETY: `has_room` says that the consumer has given this place back, and it lies beyond `tail`, where only
         // the one producer goes.
-        unsafe { self.shared.write(self.staged, value) };
+        unsafe { self.places.write(self.staged, value) };
         self.staged = self.staged.wrapping_add(1);
         Ok(())
     }
@@ -194,20 +241,21 @@ impl<T> Producer<T> {
         if !self.has_room(n) {
             return Err(Full {
                 value: (),
-                room: self.free_by_cache(),
+                room: self.known_room(),
             });
         }
         Ok(Reservation {
-            first: self.staged,
-            left: n,
+            at: self.staged,
+            end: self.staged.wrapping_add(n),
             producer: self,
         })
     }
 
-    /// Says that nothing more comes. The consumer sees it after it has taken everything.
+    /// Says that nothing more comes: there is no room from now on. The consumer sees it after it has taken everything.
     pub fn close(&mut self) {
         self.publish();
         self.shared.closed.store(true, Ordering::Release);
+        self.limit = self.staged;
     }
 
     /// Values published since the ring was made, modulo 2^64.
@@ -232,47 +280,48 @@ impl<T> fmt::Debug for Producer<T> {
     }
 }
 
-/// Places set aside by [`Producer::reserve`].
+/// Places set aside by [`Producer::reserve`]. What was filled into one that is leaked is leaked with it.
 #[derive(Debug)]
 pub struct Reservation<'a, T> {
     producer: &'a mut Producer<T>,
-    first: usize,
-    left: usize,
+    /// The next place to fill. Those from the producer's `staged` on have been filled.
+    at: usize,
+    end: usize,
 }
 
 impl<T> Reservation<'_, T> {
     /// Fills the next place. All places full: the value comes back.
     #[inline]
     pub fn push(&mut self, value: T) -> Result<(), T> {
-        if self.left == 0 {
+        if self.at == self.end {
             return Err(value);
         }
-        self.left -= 1;
         // SAFETY: the place was found free by `reserve`, lies beyond `tail`, and `&mut Producer` is the only producer.
-        unsafe { self.producer.shared.write(self.producer.staged, value) };
-        self.producer.staged = self.producer.staged.wrapping_add(1);
+        unsafe { self.producer.places.write(self.at, value) };
+        self.at = self.at.wrapping_add(1);
         Ok(())
     }
 
     /// Places not filled yet.
     pub fn left(&self) -> usize {
-        self.left
+        self.end.wrapping_sub(self.at)
     }
 
     /// Shows what was filled (and what was staged before), by one store. Places left over stay free.
     #[inline]
     pub fn commit(self) -> usize {
-        let mut this = core::mem::ManuallyDrop::new(self);
+        let mut this = mem::ManuallyDrop::new(self);
+        this.producer.staged = this.at;
         this.producer.publish()
     }
 }
 
 impl<T> Drop for Reservation<'_, T> {
     fn drop(&mut self) {
-        while self.producer.staged != self.first {
-            self.producer.staged = self.producer.staged.wrapping_sub(1);
+        while self.at != self.producer.staged {
+            self.at = self.at.wrapping_sub(1);
             // SAFETY: this reservation wrote the place and nobody has been shown it.
-            drop(unsafe { self.producer.shared.read(self.producer.staged) });
+            drop(unsafe { self.producer.places.read(self.at) });
         }
     }
 }
@@ -285,7 +334,7 @@ pub struct Consumer<T> {
 impl<T> Consumer<T> {
     /// Number of places.
     pub fn capacity(&self) -> usize {
-        self.shared.mask + 1
+        self.shared.places.mask + 1
     }
 
     /// Takes the consumer token, or `None` where another thread has it. Never waits.
@@ -302,10 +351,13 @@ impl<T> Consumer<T> {
         {
             return None;
         }
+        let head = self.shared.head.load(Ordering::Relaxed);
         Some(Taker {
-            head: self.shared.head.load(Ordering::Relaxed),
+            head,
+            released: head,
             // SAFETY: the token is ours, so nobody else touches the cell.
             tail: self.shared.turn.cached_tail.with(|p| unsafe { *p }),
+            places: self.shared.places,
             shared: &self.shared,
         })
     }
@@ -347,10 +399,15 @@ impl<T> fmt::Debug for Consumer<T> {
     }
 }
 
-/// The consumer, for as long as this lives. Dropping it gives the token back.
+/// The consumer, for as long as this lives. Dropping it gives the token back; leaking it shuts the ring for every
+/// consumer, and leaks what is in it.
 pub struct Taker<'a, T> {
     shared: &'a Shared<T>,
+    places: Places<T>,
+    /// Begin of what is not taken, by this side's own count.
     head: usize,
+    /// What was last stored to the shared `head`.
+    released: usize,
     tail: usize,
 }
 
@@ -369,14 +426,11 @@ impl<T> Taker<'_, T> {
         if self.tail.wrapping_sub(self.head) <= i && self.available() <= i {
             return None;
         }
-        let index = self.head.wrapping_add(i) & self.shared.mask;
         // SAFETY: the place lies between head and tail, so it holds a published value, and the producer keeps off
-        // until `advance` gives it back, which needs `&mut self`.
+        // until a take gives it back, which needs `&mut self`.
         Some(unsafe {
-            self.shared
-                .places
-                .get_unchecked(index)
-                .with(|p| (*p).assume_init_ref())
+            let place = self.places.at(self.head.wrapping_add(i));
+            place.with(|p| (*p).assume_init_ref())
         })
     }
 
@@ -386,18 +440,24 @@ impl<T> Taker<'_, T> {
         self.take(1).next()
     }
 
-    /// Takes up to `n` values; their places are given back together, when the chunk is dropped.
+    /// Takes up to `n` values; their places are given back together, when the chunk is dropped. What is left in a chunk
+    /// that is leaked is leaked with it.
     #[inline]
     pub fn take(&mut self, n: usize) -> Chunk<'_, T> {
         let mut ready = self.tail.wrapping_sub(self.head);
         if ready < n {
             ready = self.available();
         }
+        let at = self.head;
+        // Moved on at once, so that no value is read twice where the chunk is leaked.
+        self.head = at.wrapping_add(ready.min(n));
         Chunk {
-            at: self.head,
-            end: self.head.wrapping_add(ready.min(n)),
+            at,
+            end: self.head,
+            places: self.places,
             shared: self.shared,
             head: &mut self.head,
+            released: &mut self.released,
         }
     }
 
@@ -409,10 +469,12 @@ impl<T> Taker<'_, T> {
     {
         let chunk = self.take(n);
         // Two stretches, before and behind the ring's end, that are copied as a whole.
-        let (at, len) = (chunk.at & chunk.shared.mask, chunk.len());
-        let first = len.min(chunk.shared.mask + 1 - at);
+        let (at, len) = (chunk.at & chunk.places.mask, chunk.len());
+        let first = len.min(chunk.places.mask + 1 - at);
         for (from, n) in [(at, first), (0, len - first)] {
-            out.extend(chunk.shared.places[from..from + n].iter().map(|place| {
+            // SAFETY: neither stretch goes beyond the places.
+            let stretch = unsafe { slice::from_raw_parts(chunk.places.first.add(from), n) };
+            out.extend(stretch.iter().map(|place| {
                 // SAFETY: places from head to tail hold published values, and the producer keeps off until the chunk is
                 // dropped. `T` is `Copy`: reading takes nothing away.
                 place.with(|p| unsafe { (*p).assume_init() })
@@ -430,6 +492,10 @@ impl<T> Taker<'_, T> {
 impl<T> Drop for Taker<'_, T> {
     #[inline]
     fn drop(&mut self) {
+        if self.released != self.head {
+            // After a chunk that was leaked, or whose values' drop panicked. Release as in `Chunk::drop`.
+            self.shared.head.store(self.head, Ordering::Release);
+        }
         // SAFETY: the token is still ours.
         self.shared
             .turn
@@ -449,7 +515,10 @@ impl<T> fmt::Debug for Taker<'_, T> {
 /// Values that [`Taker::take`] took: an iterator. What is not iterated over is dropped with the chunk.
 pub struct Chunk<'a, T> {
     shared: &'a Shared<T>,
+    places: Places<T>,
+    /// The taker's: `end` for as long as the chunk lives.
     head: &'a mut usize,
+    released: &'a mut usize,
     at: usize,
     end: usize,
 }
@@ -458,6 +527,7 @@ impl<T> Chunk<'_, T> {
     /// Ends the chunk here: what was not iterated over stays in the ring.
     pub fn stop(mut self) {
         self.end = self.at;
+        *self.head = self.at;
     }
 }
 
@@ -470,7 +540,7 @@ impl<T> Iterator for Chunk<'_, T> {
             return None;
         }
         // SAFETY: places from head to tail hold published values; each is read once, for `at` only grows.
-        let value = unsafe { self.shared.read(self.at) };
+        let value = unsafe { self.places.read(self.at) };
         self.at = self.at.wrapping_add(1);
         Some(value)
     }
@@ -486,11 +556,13 @@ impl<T> ExactSizeIterator for Chunk<'_, T> {}
 impl<T> Drop for Chunk<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        while self.next().is_some() {}
-        if *self.head != self.at {
-            *self.head = self.at;
-            // Release pairs with the Acquire load of `head` in `Producer::has_room`: the values have been read.
-            self.shared.head.store(self.at, Ordering::Release);
+        if mem::needs_drop::<T>() {
+            while self.next().is_some() {}
+        }
+        if *self.released != self.end {
+            *self.released = self.end;
+            // Release pairs with the Acquire load in `Producer::look_for_room`: the values have been read.
+            self.shared.head.store(self.end, Ordering::Release);
         }
     }
 }
