@@ -125,7 +125,7 @@ fn a_bench_by_time_takes_that_time() {
             ],
         );
         let wall = report["wall_s"].as_f64().expect("a number");
-        assert!((0.29..10.0).contains(&wall), "{wall}");
+        assert!((0.3..10.0).contains(&wall), "{wall}");
         assert!(number(&report, "/ops") > 100);
     }
 }

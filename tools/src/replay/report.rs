@@ -6,6 +6,7 @@ use std::time::Duration;
 use moonring::Stats;
 use moonring::config::L2Adapter;
 use moonring::stats::summary_us;
+use moonring::store::SimStore;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -53,6 +54,9 @@ pub struct Report {
     /// Whole requests. With a speed they count from when they were due.
     request_us: Value,
     engine: Value,
+    /// What the store did on purpose, where it is a `sim`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sim: Option<Value>,
     /// The first corrupt blocks, at most [`MAX_LISTED`](super::tally::MAX_LISTED).
     corrupt: Vec<Corrupt>,
     /// Why the run did not go well, a line each.
@@ -73,6 +77,7 @@ impl Report {
         wall: Duration,
         tally: &Tally,
         stats: &Stats,
+        sim: Option<&SimStore>,
     ) -> Self {
         let (lanes, engine) = session::stats_json(stats);
         let ratio = match tally.blocks {
@@ -103,6 +108,7 @@ impl Report {
             lanes,
             request_us: summary_us(&tally.request_ns),
             engine,
+            sim: sim.map(|sim| session::sim_json(&sim.report())),
             corrupt: tally.corrupt.clone(),
             errors: Vec::new(),
             accounted: tally.accounted(),
