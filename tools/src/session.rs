@@ -189,6 +189,16 @@ impl Session {
     }
 }
 
+/// The most memory that this process has had resident, in bytes; `None` where the system doesn't tell.
+pub fn peak_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
 /// Where the JSON of a run goes. The file is made before the run, so that a bad name ends no long run.
 #[derive(Debug)]
 pub enum JsonOut {

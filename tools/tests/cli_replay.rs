@@ -8,7 +8,7 @@ use moonring_tools::keys::KeyMaker;
 use moonring_tools::oracle::{self, Counts};
 use moonring_tools::trace::Trace;
 use serde_json::Value;
-use support::{folder, moonring, published, sample, with_json};
+use support::{folder, is_documented, moonring, published, sample, with_json};
 
 const PATHS: [&str; 2] = ["pair", "client"];
 
@@ -86,6 +86,7 @@ fn the_sample_has_the_oracles_counts_on_both_paths() {
         assert_eq!(run.code, Some(0), "{run:?}");
         assert_eq!(run.stderr, "");
         is_sequential(&report, want, 4096);
+        is_documented(&report);
         assert_eq!(report["path"], path);
         for line in ["hits", "request p99", "retrieve", "ok 4,446"] {
             assert!(run.stdout.contains(line), "no {line}: {}", run.stdout);
@@ -142,6 +143,7 @@ fn release_the_published_trace_has_its_published_counts_on_both_paths() {
         );
         is_sequential(&report, want, 4096);
         assert!(report["wall_s"].as_f64().is_some_and(|s| s < 60.0));
+        assert!(number(&report, "/peak_memory_bytes") < 2 << 30);
         let args = [&args[..], &["--concurrency", "64"]].concat();
         let (run, report) = with_json(&format!("published_many_{path}"), &args);
         assert_eq!(run.code, Some(0), "{run:?}");
@@ -308,6 +310,8 @@ fn corrupt_blocks_are_those_that_the_sim_spoiled() {
             let (run, report) = with_json(&format!("spoiled_{fault}_{path}"), &args);
             assert_eq!(run.code, Some(1), "{run:?}");
             accounted(&report);
+            is_documented(&report);
+            is_documented(&report["corrupt"][0]);
             assert_eq!(number(&report, "/corrupt_blocks"), blocks);
             let text = |value: &Value| value.as_str().expect("a key").to_owned();
             let list = |name: &str| {

@@ -23,7 +23,7 @@ use report::Report;
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     /// The store and the engine, as JSON
-    #[arg(long, value_name = "JSON", default_value = r#"{"type": "memory"}"#)]
+    #[arg(long, value_name = "JSON", default_value = r#"{"type":"memory"}"#)]
     l2_adapter: String,
     /// What to measure
     #[arg(long, value_enum, default_value = "retrieve")]

@@ -32,7 +32,7 @@ pub struct ReplayArgs {
     /// A trace in the FAST'25 format: one JSON object a line
     trace: PathBuf,
     /// The store and the engine, as JSON
-    #[arg(long, value_name = "JSON", default_value = r#"{"type": "memory"}"#)]
+    #[arg(long, value_name = "JSON", default_value = r#"{"type":"memory"}"#)]
     l2_adapter: String,
     /// How ops reach the engine
     #[arg(long, value_enum, default_value = "pair")]

@@ -50,6 +50,8 @@ pub struct Report {
     bytes_stored: u64,
     folded_bytes: u64,
     wall_s: f64,
+    /// Of the whole process, an embedded store included.
+    peak_memory_bytes: Option<u64>,
     lanes: Value,
     /// Whole requests. With a speed they count from when they were due.
     request_us: Value,
@@ -105,6 +107,7 @@ impl Report {
             bytes_stored: tally.bytes_stored,
             folded_bytes: stats.lanes.iter().map(|lane| lane.folded_bytes).sum(),
             wall_s: wall.as_secs_f64(),
+            peak_memory_bytes: session::peak_memory(),
             lanes,
             request_us: summary_us(&tally.request_ns),
             engine,
@@ -186,6 +189,9 @@ impl Report {
         row("stored", table::bytes(self.bytes_stored));
         row("folded", table::bytes(self.folded_bytes));
         row("time", format!("{:.2} s", self.wall_s));
+        if let Some(bytes) = self.peak_memory_bytes {
+            row("peak memory", table::bytes(bytes));
+        }
         for p in ["p50", "p99", "max"] {
             let us = self.request_us[p].as_f64().unwrap_or(0.0);
             row(&format!("request {p}"), table::micros(us));
