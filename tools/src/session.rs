@@ -300,7 +300,7 @@ pub fn lanes_table(stats: &Stats) -> String {
     lanes.text()
 }
 
-/// What a `sim` has done: its seed, faults by name, and whose bytes it spoiled (the first [`MAX_SPOILED`]).
+/// What a `sim` has done: its seed, faults by name, and whose bytes it spoiled (the first 1,000 calls).
 pub fn sim_json(report: &SimReport) -> Value {
     let faults: serde_json::Map<_, _> = Fault::ALL
         .iter()
