@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use crate::rng::{Rng, mix};
+use crate::rng::Rng;
 
 /// The model whose keys a replay writes.
 const MODEL: &str = "Qwen/Qwen3-8B";
@@ -46,12 +46,12 @@ impl KeyMaker {
     pub fn write(&self, id: u64, key: &mut Vec<u8>) {
         key.clear();
         key.extend_from_slice(&self.template);
-        let mut hash = Rng::new(mix(id));
-        let mut place = &mut key[self.hash_at..self.hash_at + HASH_DIGITS];
         // The first word is a bijection of the id: different ids have different keys.
-        for word in [mix(id), hash.next_u64(), hash.next_u64(), hash.next_u64()] {
-            // Four times 16 digits fill the 64 exactly.
-            let _ = write!(place, "{word:016x}");
+        let mut hash = Rng::new(id);
+        let mut place = &mut key[self.hash_at..self.hash_at + HASH_DIGITS];
+        for _ in 0..HASH_DIGITS / 16 {
+            // The digits fill the place exactly.
+            let _ = write!(place, "{:016x}", hash.next_u64());
         }
     }
 

@@ -4,14 +4,19 @@ use std::fs::File;
 use std::io::Write;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use moonring::config::{L2Adapter, parse_size};
+use moonring::store::{
+    SimStore,
+    sim::{Fault, SimReport},
+};
 use moonring::{
     Engine, Region, RegionOptions, Shutdown, SlotClass, SlotPool, SlotPoolOptions, Stats, store,
 };
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::cli::Failure;
 use crate::table;
@@ -20,6 +25,8 @@ use crate::table;
 const MAX_DEFAULT_REGION: u64 = 1 << 30;
 /// Slots lie this many bytes apart, or a multiple: the slot pool's alignment.
 const SLOT_ALIGN: u64 = 64;
+/// How many spoiled calls of a `sim` are listed; all are counted.
+const MAX_SPOILED: usize = 1000;
 /// How long the end of a run waits for store calls that are still under way.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(60);
 
@@ -49,6 +56,8 @@ pub struct Session {
     pub engine: Engine,
     /// Its slots; `None` where none were asked for.
     pub slots: Option<SlotPool>,
+    /// Its store, where that is a `sim`.
+    pub sim: Option<Arc<SimStore>>,
 }
 
 /// How many slots a run needs.
@@ -126,10 +135,9 @@ impl Session {
         need: &Need,
         region_bytes: Option<u64>,
     ) -> Result<Self, Failure> {
-        let opened = store::open(&adapter.store);
-        let store = opened
-            .map_err(|e| Failure::input(format!("--l2-adapter: {e}")))?
-            .store;
+        let opened = store::open(&adapter.store)
+            .map_err(|e| Failure::input(format!("--l2-adapter: {e}")))?;
+        let store = opened.store;
         let limits = [
             store.capabilities().max_registration,
             adapter.engine.max_registration,
@@ -161,7 +169,11 @@ impl Session {
         for warning in &engine.start_report().warnings {
             eprintln!("moonring: warning: {warning}");
         }
-        Ok(Self { engine, slots })
+        Ok(Self {
+            engine,
+            slots,
+            sim: opened.sim,
+        })
     }
 
     /// Ends the engine; the last statistics.
@@ -175,6 +187,16 @@ impl Session {
             .map_err(|e| Failure::run(format!("shutdown: {e}")));
         (self.engine.stats(), ended)
     }
+}
+
+/// The most memory that this process has had resident, in bytes; `None` where the system doesn't tell.
+pub fn peak_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
 }
 
 /// Where the JSON of a run goes. The file is made before the run, so that a bad name ends no long run.
@@ -276,6 +298,29 @@ pub fn lanes_table(stats: &Stats) -> String {
         ]);
     }
     lanes.text()
+}
+
+/// What a `sim` has done: its seed, faults by name, and whose bytes it spoiled (the first 1,000 calls).
+pub fn sim_json(report: &SimReport) -> Value {
+    let faults: serde_json::Map<_, _> = Fault::ALL
+        .iter()
+        .map(|&fault| (fault.name().to_owned(), report.count(fault).into()))
+        .collect();
+    let spoiled: Vec<_> = report
+        .byte_faults
+        .iter()
+        .take(MAX_SPOILED)
+        .map(|spoiled| {
+            let keys = spoiled.keys.iter().map(|key| String::from_utf8_lossy(key));
+            json!({
+                "fault": spoiled.fault.name(),
+                "call": spoiled.call,
+                "retrieve_call": spoiled.retrieve,
+                "keys": keys.collect::<Vec<_>>(),
+            })
+        })
+        .collect();
+    json!({ "seed": report.seed, "faults": faults, "spoiled": spoiled })
 }
 
 /// The `lanes` and `engine` members of a report.

@@ -8,7 +8,7 @@ use moonring_tools::keys::KeyMaker;
 use moonring_tools::oracle::{self, Counts};
 use moonring_tools::trace::Trace;
 use serde_json::Value;
-use support::{folder, moonring, published, sample, with_json};
+use support::{folder, is_documented, moonring, published, sample, with_json};
 
 const PATHS: [&str; 2] = ["pair", "client"];
 
@@ -86,6 +86,7 @@ fn the_sample_has_the_oracles_counts_on_both_paths() {
         assert_eq!(run.code, Some(0), "{run:?}");
         assert_eq!(run.stderr, "");
         is_sequential(&report, want, 4096);
+        is_documented(&report);
         assert_eq!(report["path"], path);
         for line in ["hits", "request p99", "retrieve", "ok 4,446"] {
             assert!(run.stdout.contains(line), "no {line}: {}", run.stdout);
@@ -142,6 +143,7 @@ fn release_the_published_trace_has_its_published_counts_on_both_paths() {
         );
         is_sequential(&report, want, 4096);
         assert!(report["wall_s"].as_f64().is_some_and(|s| s < 60.0));
+        assert!(number(&report, "/peak_memory_bytes") < 2 << 30);
         let args = [&args[..], &["--concurrency", "64"]].concat();
         let (run, report) = with_json(&format!("published_many_{path}"), &args);
         assert_eq!(run.code, Some(0), "{run:?}");
@@ -290,14 +292,44 @@ fn corrupt_blocks_are_told_exactly() {
 }
 
 #[test]
-fn swapped_buffers_are_told() {
-    let adapter =
-        r#"{"type": "sim", "swapped": {"calls": [3]}, "per_op_workers": {"retrieve": 1}}"#;
-    let args = ["replay", &sample_arg(), "--l2-adapter", adapter];
-    let (run, report) = with_json("swapped", &args);
-    assert_eq!(run.code, Some(1), "{run:?}");
-    accounted(&report);
-    assert!(number(&report, "/corrupt_blocks") >= 2);
+fn corrupt_blocks_are_those_that_the_sim_spoiled() {
+    for path in PATHS {
+        for (fault, blocks) in [("flip_bytes", 3), ("unwritten", 3), ("swapped", 6)] {
+            // One request after the other and one worker: a call is a request's.
+            let adapter = format!(
+                r#"{{"type": "sim", "{fault}": {{"calls": [3, 50, 300]}}, "per_op_workers": {{"retrieve": 1}}}}"#
+            );
+            let args = [
+                "replay",
+                &sample_arg(),
+                "--path",
+                path,
+                "--l2-adapter",
+                &adapter,
+            ];
+            let (run, report) = with_json(&format!("spoiled_{fault}_{path}"), &args);
+            assert_eq!(run.code, Some(1), "{run:?}");
+            accounted(&report);
+            is_documented(&report);
+            is_documented(&report["corrupt"][0]);
+            assert_eq!(number(&report, "/corrupt_blocks"), blocks);
+            let text = |value: &Value| value.as_str().expect("a key").to_owned();
+            let list = |name: &str| {
+                let list = report.pointer(name).and_then(Value::as_array);
+                list.expect("a list").clone()
+            };
+            let mut corrupt: Vec<_> = list("/corrupt").iter().map(|c| text(&c["key"])).collect();
+            let spoiled = list("/sim/spoiled");
+            assert_eq!(spoiled.len(), 3);
+            let keys = spoiled
+                .iter()
+                .flat_map(|s| s["keys"].as_array().expect("keys"));
+            let mut spoiled: Vec<_> = keys.map(text).collect();
+            corrupt.sort();
+            spoiled.sort();
+            assert_eq!(corrupt, spoiled, "{fault}, {path}");
+        }
+    }
 }
 
 #[test]
@@ -335,6 +367,8 @@ fn failing_ops_are_counted_and_not_corrupt() {
         accounted(&report);
         assert!(number(&report, "/failed_blocks") > 0);
         assert!(number(&report, "/hit_blocks") > 0);
+        // What is unknown is not taken for there: nothing is retrieved that was not stored.
+        assert_eq!(number(&report, "/late_misses"), 0);
         assert_eq!(number(&report, "/corrupt_blocks"), 0);
     }
 }
@@ -430,7 +464,7 @@ fn a_recorded_pace_is_kept() {
             "--path",
             path,
             "--speed",
-            "200",
+            "40",
             "--concurrency",
             "4",
             "--block-bytes",
@@ -440,7 +474,7 @@ fn a_recorded_pace_is_kept() {
         assert_eq!(run.code, Some(0), "{run:?}");
         accounted(&report);
         let wall = report["wall_s"].as_f64().expect("a number");
-        assert!(wall >= recorded as f64 / 1e3 / 200.0, "{wall} s");
+        assert!(wall >= recorded as f64 / 1e3 / 40.0, "{wall} s");
     }
 }
 

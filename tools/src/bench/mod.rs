@@ -3,30 +3,27 @@
 mod plan;
 mod producer;
 mod report;
+mod rounds;
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use moonring::config::L2Adapter;
-use moonring::{INLINE_KEY, OpKind, Stats};
+use moonring::{INLINE_KEY, OpKind};
 
 use crate::cli::{Failure, PathKind};
 use crate::keys::random_salt;
 use crate::session::{self, JsonOut, Need, Session};
 use crate::table;
-use plan::{Counts, Hand, Keys, Phase, Values};
-use producer::{Limit, Producer, Way};
+use plan::{Hand, Keys, Phase, Values};
+use producer::{Producer, Way};
 use report::Report;
 
 /// Arguments of `bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     /// The store and the engine, as JSON
-    #[arg(long, value_name = "JSON", default_value = r#"{"type": "memory"}"#)]
+    #[arg(long, value_name = "JSON", default_value = r#"{"type":"memory"}"#)]
     l2_adapter: String,
     /// What to measure
     #[arg(long, value_enum, default_value = "retrieve")]
@@ -161,34 +158,6 @@ const DELETE_ALL: Phase = Phase::Pass {
     force: true,
 };
 
-/// Where main thread and producers meet between the parts of a round.
-struct Meeting {
-    barrier: Barrier,
-    over: AtomicBool,
-    /// When no more ops are to be started.
-    until: Mutex<Option<Instant>>,
-    /// What each producer did in this round.
-    rounds: Mutex<Vec<Round>>,
-}
-
-/// One producer's part of a round.
-struct Round {
-    began: Instant,
-    ended: Instant,
-    counts: Result<Counts, String>,
-}
-
-/// What all rounds came to.
-#[derive(Debug, Default)]
-struct Measured {
-    counts: Counts,
-    time: Duration,
-    rounds: u64,
-}
-
-/// What one producer found when the clock had stopped.
-type Verified = Result<Counts, String>;
-
 /// Runs `bench`.
 ///
 /// # Errors
@@ -246,7 +215,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     let producers = producers.collect::<Result<Vec<_>, _>>()?;
     // A store that moves no bytes gives none back.
     let verify = matches!(args.op, BenchOp::Retrieve | BenchOp::Store) && !is_null(&adapter);
-    let (measured, verified, stats) = drive(args, &session, producers, verify);
+    let (measured, verified, stats) = rounds::drive(args, &session, producers, verify);
     let (last, shut_down) = session.end();
 
     let mut errors: Vec<_> = [measured.as_ref().err(), verified.as_ref().err()]
@@ -254,6 +223,8 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         .flatten()
         .cloned()
         .collect();
+    // A producer that failed tells it in both.
+    errors.dedup();
     let (measured, verified) = (measured.unwrap_or_default(), verified.unwrap_or_default());
     if verified.corrupt > 0 {
         let n = table::count(verified.corrupt);
@@ -304,183 +275,4 @@ fn producer(args: &BenchArgs, session: &Session, keys: Keys) -> Result<Producer,
             one_for_all: matches!(args.op, BenchOp::Store | BenchOp::Mixed),
         },
     })
-}
-
-/// Runs all producers through their rounds. The statistics are those of the time between the first round's
-/// beginning and the last one's end.
-fn drive(
-    args: &BenchArgs,
-    session: &Session,
-    producers: Vec<Producer>,
-    verify: bool,
-) -> (Result<Measured, String>, Verified, Stats) {
-    let n = producers.len() as u64;
-    let meeting = Meeting {
-        barrier: Barrier::new(producers.len() + 1),
-        over: AtomicBool::new(false),
-        until: Mutex::new(None),
-        rounds: Mutex::new(Vec::new()),
-    };
-    let quota = |i: u64| match args.ops {
-        // Of N ops each producer has its share; the shares' sum is N.
-        Some(ops) => share(ops, i, n),
-        None => u64::MAX,
-    };
-    thread::scope(|scope| {
-        let threads: Vec<_> = (0..n)
-            .zip(producers)
-            .map(|(i, producer)| {
-                let (meeting, quota) = (&meeting, quota(i));
-                scope.spawn(move || produce(args.op, producer, quota, verify, meeting))
-            })
-            .collect();
-        let (measured, stats) = measure(args, session, &meeting);
-        let mut verified = Ok(Counts::default());
-        for thread in threads {
-            let found = thread
-                .join()
-                .unwrap_or_else(|_| Err("a producer panicked".into()));
-            verified = match (verified, found) {
-                (Ok(mut all), Ok(counts)) => {
-                    all.add(counts);
-                    Ok(all)
-                }
-                (Err(error), _) | (_, Err(error)) => Err(error),
-            };
-        }
-        (measured, verified, stats)
-    })
-}
-
-/// Part `i` of `n` of a whole, as even as can be.
-fn share(whole: u64, i: u64, n: u64) -> u64 {
-    let cut = |i: u64| (u128::from(whole) * u128::from(i) / u128::from(n)) as u64;
-    cut(i + 1) - cut(i)
-}
-
-/// The main thread's side: the clock, and when it is enough.
-fn measure(
-    args: &BenchArgs,
-    session: &Session,
-    meeting: &Meeting,
-) -> (Result<Measured, String>, Stats) {
-    let all = args
-        .ops
-        .is_none()
-        .then(|| Duration::from_secs_f64(args.seconds.unwrap_or(5.0)));
-    let mut measured = Measured::default();
-    let mut failed = None;
-    let mut before = None;
-    loop {
-        // All have set up.
-        meeting.barrier.wait();
-        before.get_or_insert_with(|| session.engine.stats());
-        let until = all.map(|all| Instant::now() + all.saturating_sub(measured.time));
-        *lock(&meeting.until) = until;
-        // They measure.
-        meeting.barrier.wait();
-        meeting.barrier.wait();
-        let rounds = std::mem::take(&mut *lock(&meeting.rounds));
-        let began = rounds.iter().map(|round| round.began).min();
-        let ended = rounds.iter().map(|round| round.ended).max();
-        if let (Some(began), Some(ended)) = (began, ended) {
-            measured.time += ended - began;
-        }
-        measured.rounds += 1;
-        let mut ops = 0;
-        for round in rounds {
-            match round.counts {
-                Ok(counts) => {
-                    ops += counts.ops;
-                    measured.counts.add(counts);
-                }
-                Err(error) => failed = Some(error),
-            }
-        }
-        let enough = match until {
-            Some(until) => Instant::now() >= until,
-            None => measured.counts.ops >= args.ops.unwrap_or(0),
-        };
-        // A round without an op would repeat for ever.
-        let over = enough || failed.is_some() || ops == 0;
-        // Relaxed: the barrier orders it.
-        meeting.over.store(over, Ordering::Relaxed);
-        if over {
-            let stats = session.engine.stats();
-            let stats = before.map_or_else(|| stats.clone(), |before| stats.since(&before));
-            meeting.barrier.wait();
-            return (failed.map_or(Ok(measured), Err), stats);
-        }
-        meeting.barrier.wait();
-    }
-}
-
-/// A producer's side. After a failure it does nothing more, but comes to every meeting.
-fn produce(
-    op: BenchOp,
-    mut producer: Producer,
-    mut quota: u64,
-    verify: bool,
-    meeting: &Meeting,
-) -> Verified {
-    let mut set_up = producer.run(DELETE_ALL, Limit::NONE).map(drop);
-    loop {
-        if set_up.is_ok() {
-            let before = producer.run(op.before(), Limit::NONE);
-            set_up = before.and_then(|counts| match (op.before(), counts.failed) {
-                // What is to be deleted need not be there.
-                (DELETE_ALL, _) | (_, 0) => Ok(()),
-                (_, failed) => Err(format!("set-up: {failed} values could not be stored")),
-            });
-        }
-        meeting.barrier.wait();
-        meeting.barrier.wait();
-        let until = *lock(&meeting.until);
-        let began = Instant::now();
-        let counts = set_up
-            .clone()
-            .and_then(|()| producer.run(op.measured(), Limit { ops: quota, until }));
-        let ended = Instant::now();
-        if let Ok(counts) = &counts {
-            quota = quota.saturating_sub(counts.ops);
-        }
-        lock(&meeting.rounds).push(Round {
-            began,
-            ended,
-            counts,
-        });
-        meeting.barrier.wait();
-        meeting.barrier.wait();
-        if meeting.over.load(Ordering::Relaxed) {
-            break;
-        }
-    }
-    set_up?;
-    let mut verified = Counts::default();
-    if verify {
-        verified = producer.run(Phase::Verify, Limit::NONE)?;
-    }
-    // The store may be shared, and outlive us.
-    producer.run(DELETE_ALL, Limit::NONE)?;
-    Ok(verified)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code that can panic runs under these locks.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shares_are_even_and_whole() {
-        for (whole, n) in [(0, 1), (10, 3), (7, 8), (u64::MAX, 7)] {
-            let shares: Vec<_> = (0..n).map(|i| share(whole, i, n)).collect();
-            assert_eq!(shares.iter().sum::<u64>(), whole);
-            let (least, most) = (shares.iter().min(), shares.iter().max());
-            assert!(most.expect("some") - least.expect("some") <= 1);
-        }
-    }
 }

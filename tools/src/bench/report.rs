@@ -7,8 +7,9 @@ use moonring::config::L2Adapter;
 use serde::Serialize;
 use serde_json::Value;
 
+use super::BenchArgs;
 use super::plan::Counts;
-use super::{BenchArgs, Measured};
+use super::rounds::Measured;
 use crate::session;
 use crate::table::{self, Table};
 

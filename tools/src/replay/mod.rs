@@ -32,7 +32,7 @@ pub struct ReplayArgs {
     /// A trace in the FAST'25 format: one JSON object a line
     trace: PathBuf,
     /// The store and the engine, as JSON
-    #[arg(long, value_name = "JSON", default_value = r#"{"type": "memory"}"#)]
+    #[arg(long, value_name = "JSON", default_value = r#"{"type":"memory"}"#)]
     l2_adapter: String,
     /// How ops reach the engine
     #[arg(long, value_enum, default_value = "pair")]
@@ -161,9 +161,11 @@ pub fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let wall = start.elapsed();
     run.progress.finish_and_clear();
     drop(run);
+    let sim = session.sim.clone();
     let (stats, shut_down) = session.end();
 
-    let mut report = Report::new(args, &adapter, &salt, wall, &tally, &stats);
+    let sim = sim.as_deref();
+    let mut report = Report::new(args, &adapter, &salt, wall, &tally, &stats, sim);
     let faults = report.faults(played, trace.error);
     json.write(&report, &report.text(&stats))?;
     for corrupt in tally.corrupt.iter().take(MAX_TOLD) {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use moonring::Stats;
 use moonring::config::L2Adapter;
 use moonring::stats::summary_us;
+use moonring::store::SimStore;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -49,10 +50,15 @@ pub struct Report {
     bytes_stored: u64,
     folded_bytes: u64,
     wall_s: f64,
+    /// Of the whole process, an embedded store included.
+    peak_memory_bytes: Option<u64>,
     lanes: Value,
     /// Whole requests. With a speed they count from when they were due.
     request_us: Value,
     engine: Value,
+    /// What the store did on purpose, where it is a `sim`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sim: Option<Value>,
     /// The first corrupt blocks, at most [`MAX_LISTED`](super::tally::MAX_LISTED).
     corrupt: Vec<Corrupt>,
     /// Why the run did not go well, a line each.
@@ -73,6 +79,7 @@ impl Report {
         wall: Duration,
         tally: &Tally,
         stats: &Stats,
+        sim: Option<&SimStore>,
     ) -> Self {
         let (lanes, engine) = session::stats_json(stats);
         let ratio = match tally.blocks {
@@ -100,9 +107,11 @@ impl Report {
             bytes_stored: tally.bytes_stored,
             folded_bytes: stats.lanes.iter().map(|lane| lane.folded_bytes).sum(),
             wall_s: wall.as_secs_f64(),
+            peak_memory_bytes: session::peak_memory(),
             lanes,
             request_us: summary_us(&tally.request_ns),
             engine,
+            sim: sim.map(|sim| session::sim_json(&sim.report())),
             corrupt: tally.corrupt.clone(),
             errors: Vec::new(),
             accounted: tally.accounted(),
@@ -180,6 +189,9 @@ impl Report {
         row("stored", table::bytes(self.bytes_stored));
         row("folded", table::bytes(self.folded_bytes));
         row("time", format!("{:.2} s", self.wall_s));
+        if let Some(bytes) = self.peak_memory_bytes {
+            row("peak memory", table::bytes(bytes));
+        }
         for p in ["p50", "p99", "max"] {
             let us = self.request_us[p].as_f64().unwrap_or(0.0);
             row(&format!("request {p}"), table::micros(us));

@@ -188,6 +188,8 @@ mod tests {
         retrieves: u64,
         stores: u64,
         loses_slots: bool,
+        /// Added to each reported length.
+        lies_by: u64,
     }
 
     impl Default for Fake {
@@ -200,6 +202,7 @@ mod tests {
                 retrieves: 0,
                 stores: 0,
                 loses_slots: false,
+                lies_by: 0,
             }
         }
     }
@@ -231,7 +234,7 @@ mod tests {
                 if done.is_ok() {
                     buffer[..object.len()].copy_from_slice(&object);
                 }
-                *result = done.map(|()| object.len() as u64);
+                *result = done.map(|()| object.len() as u64 + self.lies_by);
                 if self.loses_slots {
                     *slot = None;
                 }
@@ -416,6 +419,20 @@ mod tests {
             _ => {}
         });
         assert_eq!((found.len(), found[0].id), (1, 2));
+    }
+
+    #[test]
+    fn a_wrong_length_is_corrupt_even_where_the_bytes_are_right() {
+        let tally = twice(Fake {
+            lies_by: 1,
+            ..Fake::default()
+        });
+        assert_eq!((tally.hit_blocks, tally.corrupt_blocks), (4, 4));
+        let first = tally.corrupt[0].to_string();
+        assert!(
+            first.ends_with("the reported length 101 is wrong"),
+            "{first}"
+        );
     }
 
     #[test]

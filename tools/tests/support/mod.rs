@@ -52,6 +52,17 @@ pub struct Run {
     pub stderr: String,
 }
 
+/// Every member of a report stands in the page about the command line.
+pub fn is_documented(report: &serde_json::Value) {
+    let page = std::fs::read_to_string(root().join("docs/cli.md")).expect("the page");
+    for name in report.as_object().expect("an object").keys() {
+        assert!(
+            page.contains(&format!("`{name}`")),
+            "{name} is not in docs/cli.md"
+        );
+    }
+}
+
 /// Runs the binary with `--json` and reads what it wrote.
 pub fn with_json(test: &str, args: &[&str]) -> (Run, serde_json::Value) {
     let file = folder(test).join("report.json");
