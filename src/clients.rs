@@ -237,6 +237,14 @@ impl Clients {
         self.with_cell(op.index(), |cell| cell.next.take())
     }
 
+    /// Gives a place in the queue for credits up. Where it was woken already, and a credit is free all the same, the wake
+    /// is passed on: the credit that we have, if we have one, may be another's.
+    pub(crate) fn leave_queue(&self, id: u64) {
+        if !self.waiting.leave(id) && self.credits.free() > 0 {
+            self.waiting.notify();
+        }
+    }
+
     /// Who waits for credits.
     pub(crate) fn waiting(&self) -> &Waiting {
         &self.waiting

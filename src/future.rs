@@ -33,22 +33,17 @@ impl<'a> Place<'a> {
         self.id = Some(self.engine.clients.waiting().register(self.id, waker));
     }
 
-    /// Has a credit: needs no wake any more.
+    /// Needs no wake any more: has a credit, or gives up.
     fn leave(&mut self) {
         if let Some(id) = self.id.take() {
-            self.engine.clients.waiting().leave(id);
+            self.engine.clients.leave_queue(id);
         }
     }
 }
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        if let Some(id) = self.id.take()
-            && !self.engine.clients.waiting().leave(id)
-        {
-            // We were woken for a credit that we don't take: pass it on.
-            self.engine.clients.waiting().notify();
-        }
+        self.leave();
     }
 }
 
