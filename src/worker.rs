@@ -11,19 +11,18 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::task::Waker;
 use std::time::Duration;
 
 use moonring_rings::park::publish_fence;
 
 use crate::batch::{Batch, Bounds};
-use crate::clients::wake_quietly;
 use crate::engine::{Closing, Shared};
 use crate::inflight::OpTable;
 use crate::lane::{CLIENTS, Group, Lane};
 use crate::pair::PairShared;
 use crate::pairs::Snapshot;
 use crate::stats::WorkerRecorder;
+use crate::waker::OpWaker;
 use crate::{OpError, OpKind};
 
 /// The order of takes in a pool that serves several kinds: 4 in 8 lookups, 2 retrieves, 1 store, 1 delete.
@@ -62,7 +61,7 @@ pub(crate) struct Worker {
     /// The lane of `batch_op` counts this worker as a holder.
     holds: bool,
     words: Vec<u64>,
-    wakers: Vec<Waker>,
+    wakers: Vec<OpWaker>,
     /// Ops of the batch are being completed: some may have been.
     completing: bool,
 }
@@ -318,7 +317,7 @@ impl Worker {
             }
         }
         for waker in self.wakers.drain(..) {
-            wake_quietly(waker);
+            waker.wake();
         }
         self.batch.clear();
         self.completing = false;
@@ -438,7 +437,7 @@ pub(crate) fn end_queued_clients(engine: &Shared, lane: &Lane) -> usize {
         }
     }
     for waker in wakers {
-        wake_quietly(waker);
+        waker.wake();
     }
     ended
 }
