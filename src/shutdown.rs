@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::engine::{Closing, Engine, Shared};
+use crate::waker::quietly;
 use crate::worker;
 
 /// What becomes of ops that are queued when the engine is shut down.
@@ -163,7 +164,8 @@ impl Shared {
         }
         // SAFETY: all workers have left, and only they call the store.
         let left = unsafe { self.memory.unregister(&*self.store) };
-        self.store.close();
+        // A panic of the store ends nothing but its own call.
+        quietly(|| self.store.close());
         released.insert(left).clone()
     }
 }
