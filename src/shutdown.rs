@@ -33,7 +33,7 @@ pub enum Shutdown {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShutdownError {
-    /// The calling thread is one of the engine's workers, which would wait for itself.
+    /// The calling thread is one of the engine's workers, or is shutting it down already: it would wait for itself.
     #[error("shutdown from inside a waker or a store's call would deadlock")]
     WouldDeadlock,
 }
@@ -61,7 +61,7 @@ pub(crate) fn shutdown(
     mode: Shutdown,
     limit: Duration,
 ) -> Result<ShutdownReport, ShutdownError> {
-    if worker::is_worker_of(engine) {
+    if worker::is_inside(engine) {
         return Err(ShutdownError::WouldDeadlock);
     }
     // Others wait here for the first to be done, and get its report.
@@ -69,6 +69,8 @@ pub(crate) fn shutdown(
     if let Some(report) = &*ending {
         return Ok(report.clone());
     }
+    // Wakers and the store's last calls run on this thread too.
+    let _inside = worker::Inside::enter(engine);
     let start = Instant::now();
     engine.set_closing(match mode {
         Shutdown::Drain => Closing::Drain,
