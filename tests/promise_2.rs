@@ -363,3 +363,15 @@ fn callers_without_number_share_few_credits_and_all_are_served() {
     assert_eq!(engine.stats().engine.refused, 0, "waiting is no refusal");
     assert_at_rest(&engine);
 }
+
+/// A pair is one thread's at a time: Send, not Sync.
+const _: fn() = || {
+    trait SyncIsAmbiguous<A> {
+        fn check() {}
+    }
+    impl<T: ?Sized> SyncIsAmbiguous<()> for T {}
+    impl<T: ?Sized + Sync> SyncIsAmbiguous<u8> for T {}
+    let _ = <moonring::Pair as SyncIsAmbiguous<_>>::check;
+    fn is_send<T: Send>() {}
+    is_send::<moonring::Pair>();
+};

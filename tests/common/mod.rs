@@ -38,7 +38,7 @@ pub fn watchdog() -> impl Drop {
 }
 
 /// Waits until `what` holds; the test's watchdog ends it otherwise.
-pub fn eventually(what: impl Fn() -> bool) {
+pub fn eventually(mut what: impl FnMut() -> bool) {
     while !what() {
         std::thread::sleep(Duration::from_micros(200));
     }
