@@ -56,6 +56,9 @@ pub struct ShutdownReport {
     pub took: Duration,
 }
 
+/// How long after the limit a report may wait for submitters that raced with it.
+const RACERS: Duration = Duration::from_secs(1);
+
 pub(crate) fn shutdown(
     engine: &Arc<Shared>,
     mode: Shutdown,
@@ -98,7 +101,16 @@ pub(crate) fn shutdown(
         true => engine.release(),
         false => Vec::new(),
     };
-    let stats = engine.stats();
+    let mut stats = engine.stats();
+    while stuck.is_empty()
+        && stats.engine.in_flight > 0
+        && start.elapsed() < limit.saturating_add(RACERS)
+    {
+        // A submitter that raced with us has published, and is about to see that it must end its ops itself.
+        end_rest(engine);
+        std::thread::yield_now();
+        stats = engine.stats();
+    }
     let report = ShutdownReport {
         completed: stats.engine.completed,
         cancelled: stats.lanes.iter().map(|lane| lane.count("shut_down")).sum(),

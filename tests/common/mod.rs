@@ -17,6 +17,12 @@ use moonring::{Engine, OpKind, Region, RegionOptions, SlotClass, SlotPool};
 /// Aborts the process, saying which test hangs, unless it is dropped within a minute.
 #[must_use = "it watches until it is dropped"]
 pub fn watchdog() -> impl Drop {
+    watchdog_for(Duration::from_secs(60))
+}
+
+/// A watchdog with another limit.
+#[must_use = "it watches until it is dropped"]
+pub fn watchdog_for(limit: Duration) -> impl Drop {
     struct Watchdog {
         _done: mpsc::Sender<()>,
     }
@@ -26,7 +32,7 @@ pub fn watchdog() -> impl Drop {
     let (done, watched) = mpsc::channel::<()>();
     let name = std::thread::current().name().unwrap_or("?").to_owned();
     std::thread::spawn(move || {
-        if watched.recv_timeout(Duration::from_secs(60)) == Err(mpsc::RecvTimeoutError::Timeout) {
+        if watched.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
             // Not `eprintln`: the harness captures that of a test that never ends.
             let text = format!("\nwatchdog: {name} hangs\n");
             // SAFETY: a plain write of readable bytes.
