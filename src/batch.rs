@@ -25,6 +25,7 @@ use crate::stats::LaneRecorder;
 use crate::store::{
     CallResult, DeleteBatch, Keys, LookupBatch, RawResult, RetrieveBatch, Store, StoreBatch, UNSET,
 };
+use crate::waker::drop_quietly;
 use crate::{OpError, OpKind};
 
 /// An op that this worker has claimed.
@@ -412,14 +413,6 @@ impl Call {
             drop_quietly(payload);
             Err(OpError::StorePanicked)
         })
-    }
-}
-
-/// Drops what may panic while it is dropped: a panic's payload, a waker.
-pub(crate) fn drop_quietly<T>(value: T) {
-    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(value))) {
-        // A payload whose drop panics gives a payload: that one is leaked rather than asked again.
-        std::mem::forget(payload);
     }
 }
 

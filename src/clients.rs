@@ -15,6 +15,7 @@ use crate::inflight::{Fill, OpTable};
 use crate::lane::CLIENTS;
 use crate::store::RawResult;
 use crate::submission::{Buffer, Submission};
+use crate::waker::OpWaker;
 use crate::{Slot, SubmitError, key};
 
 /// Caller numbers below this are pairs'.
@@ -200,7 +201,7 @@ impl Clients {
     pub(crate) unsafe fn complete(
         &self,
         ends: impl Iterator<Item = (Ticket, RawResult)>,
-        wakers: &mut Vec<Waker>,
+        wakers: &mut Vec<OpWaker>,
     ) {
         for (ticket, result) in ends {
             // SAFETY: the caller has claimed the op.
@@ -237,6 +238,14 @@ impl Clients {
         self.with_cell(op.index(), |cell| cell.next.take())
     }
 
+    /// Gives a place in the queue for credits up. Where it was woken already, and a credit is free all the same, the wake
+    /// is passed on: the credit that we have, if we have one, may be another's.
+    pub(crate) fn leave_queue(&self, id: u64) {
+        if !self.waiting.leave(id) && self.credits.free() > 0 {
+            self.waiting.notify();
+        }
+    }
+
     /// Who waits for credits.
     pub(crate) fn waiting(&self) -> &Waiting {
         &self.waiting
@@ -266,23 +275,25 @@ pub(crate) struct Waiting {
 #[derive(Default)]
 struct Queue {
     next: u64,
-    wakers: VecDeque<(u64, Waker)>,
+    wakers: VecDeque<(u64, OpWaker)>,
 }
 
 impl Waiting {
     /// Queues up, or renews the waker of `id`. Returns the place's id. Try for a credit again after this.
     pub(crate) fn register(&self, id: Option<u64>, waker: &Waker) -> u64 {
+        // Cloning and dropping wakers is user code, which may come back here: not under the lock.
+        let mut waker = OpWaker::of(waker);
         let mut queue = self.queue.lock().unwrap_or_else(|e| e.into_inner());
         let waiting = id.and_then(|id| queue.wakers.iter_mut().find(|(i, _)| *i == id));
         let id = match waiting {
             Some((id, old)) => {
-                old.clone_from(waker);
+                std::mem::swap(old, &mut waker);
                 *id
             }
             None => {
                 queue.next += 1;
                 let id = queue.next;
-                queue.wakers.push_back((id, waker.clone()));
+                queue.wakers.push_back((id, waker));
                 self.count.store(queue.wakers.len(), Ordering::Relaxed);
                 id
             }
@@ -320,7 +331,7 @@ impl Waiting {
         self.count.store(queue.wakers.len(), Ordering::Relaxed);
         drop(queue);
         if let Some((_, waker)) = first {
-            wake_quietly(waker);
+            waker.wake();
         }
     }
 
@@ -331,15 +342,7 @@ impl Waiting {
         self.count.store(0, Ordering::Relaxed);
         drop(queue);
         for (_, waker) in all {
-            wake_quietly(waker);
+            waker.wake();
         }
-    }
-}
-
-/// Wakes; a waker that panics harms nobody else.
-pub(crate) fn wake_quietly(waker: Waker) {
-    let woken = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| waker.wake()));
-    if let Err(payload) = woken {
-        crate::batch::drop_quietly(payload);
     }
 }

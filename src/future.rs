@@ -13,6 +13,7 @@ use moonring_rings::slots::{Done, Ticket};
 use crate::client::{AsKey, Client, client_result, submission_of};
 use crate::engine::Shared;
 use crate::submission::Submission;
+use crate::waker::OpWaker;
 use crate::{ClientError, OpKind, Slot, SubmitError};
 
 type Ended = (Result<u64, ClientError>, Option<Slot>);
@@ -33,22 +34,17 @@ impl<'a> Place<'a> {
         self.id = Some(self.engine.clients.waiting().register(self.id, waker));
     }
 
-    /// Has a credit: needs no wake any more.
+    /// Needs no wake any more: has a credit, or gives up.
     fn leave(&mut self) {
         if let Some(id) = self.id.take() {
-            self.engine.clients.waiting().leave(id);
+            self.engine.clients.leave_queue(id);
         }
     }
 }
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        if let Some(id) = self.id.take()
-            && !self.engine.clients.waiting().leave(id)
-        {
-            // We were woken for a credit that we don't take: pass it on.
-            self.engine.clients.waiting().notify();
-        }
+        self.leave();
     }
 }
 
@@ -117,14 +113,14 @@ impl Future for Op<'_> {
                 Poll::Pending
             }
             State::InFlight(ticket) => {
+                // First: the waker's clone may panic, and the op is this future's all the same.
+                this.state = State::InFlight(ticket);
                 let (same, make) = waker_of(cx);
                 // SAFETY: the op is this future's until it is reaped.
                 match unsafe { clients.table.ops().register(ticket, same, make) } {
-                    Ok(()) => {
-                        this.state = State::InFlight(ticket);
-                        Poll::Pending
-                    }
+                    Ok(()) => Poll::Pending,
                     Err(Done) => {
+                        this.state = State::Taken;
                         // SAFETY: the op is ours and done, and the state forgets it.
                         let (raw, slot) = unsafe { clients.reap(ticket) };
                         Poll::Ready((client_result(raw), slot))
@@ -164,13 +160,28 @@ unsafe fn give_up(engine: &Shared, ticket: Ticket) {
 fn waker_of<'a>(
     cx: &'a Context<'_>,
 ) -> (
-    impl FnOnce(&Waker) -> bool + 'a,
-    impl FnOnce() -> Waker + 'a,
+    impl FnOnce(&OpWaker) -> bool + 'a,
+    impl FnOnce() -> OpWaker + 'a,
 ) {
     (
-        |old: &Waker| old.will_wake(cx.waker()),
-        || cx.waker().clone(),
+        |old: &OpWaker| old.will_wake(cx.waker()),
+        || OpWaker::of(cx.waker()),
     )
+}
+
+/// Shows what was pushed to the workers when dropped: items and keys are the caller's code, which may panic.
+struct Publish<'e> {
+    engine: &'e Shared,
+    op: OpKind,
+    any: bool,
+}
+
+impl Drop for Publish<'_> {
+    fn drop(&mut self) {
+        if self.any {
+            self.engine.publish_clients(self.op);
+        }
+    }
 }
 
 /// Many ops of one kind, with results in the order of the items.
@@ -218,10 +229,16 @@ where
 
     /// Submits items until there are no more, no credit is left, or one is refused.
     fn submit(&mut self) {
-        let engine = &*self.client.engine;
+        let client = self.client;
+        let engine = &*client.engine;
         if self.refused.is_some() {
             return;
         }
+        let mut publish = Publish {
+            engine,
+            op: self.op,
+            any: false,
+        };
         let mut now = None;
         loop {
             let item = self.stalled.take().or_else(|| match self.exhausted {
@@ -236,9 +253,10 @@ where
             let mut submission = submission_of(self.op, key.as_ref(), slot);
             let pushed = engine
                 .clients
-                .push(engine, &mut submission, self.client.caller, now);
+                .push(engine, &mut submission, client.caller, now);
             match pushed {
                 Ok(ticket) => {
+                    publish.any = true;
                     if let Some(tail) = self.tail {
                         // SAFETY: both ops are this future's.
                         unsafe { engine.clients.chain(tail, ticket) };
@@ -257,9 +275,6 @@ where
                     break;
                 }
             }
-        }
-        if now.is_some() && self.tail.is_some() {
-            engine.publish_clients(self.op);
         }
     }
 

@@ -9,13 +9,13 @@
 //! | result cell | how the op ended | worker, before `finish` | owner, after it saw the end |
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::task::Waker;
 
 use moonring_rings::slots::{Table, Ticket};
 use moonring_rings::sync::UnsafeCell;
 
 use crate::key::{INLINE_KEY, KeyHasher, KeyPlaces};
 use crate::store::{RawResult, UNSET};
+use crate::waker::OpWaker;
 
 /// Delete leased objects too.
 pub(crate) const FORCE: u8 = 1 << 0;
@@ -82,7 +82,7 @@ pub(crate) struct PlacedKey {
 
 /// The table of one pair, or of all clients.
 pub(crate) struct OpTable {
-    ops: Table<Descriptor, Waker>,
+    ops: Table<Descriptor, OpWaker>,
     results: Box<[UnsafeCell<RawResult>]>,
     keys: KeyPlaces,
     long_keys: KeyPlaces,
@@ -102,7 +102,7 @@ impl OpTable {
         }
     }
 
-    pub(crate) fn ops(&self) -> &Table<Descriptor, Waker> {
+    pub(crate) fn ops(&self) -> &Table<Descriptor, OpWaker> {
         &self.ops
     }
 

@@ -89,6 +89,7 @@ mod start;
 pub mod stats;
 pub mod store;
 mod submission;
+mod waker;
 mod worker;
 
 pub use client::{AsKey, Blocking, Client, Prefix, Returned};

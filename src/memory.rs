@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 
 use crate::store::{RegisterError, Store};
 use crate::submission::Buffer;
+use crate::waker::quietly;
 use crate::{OpKind, Pieces, Region, Span, SubmitError};
 
 /// A region as registered with the engine's store.
@@ -74,24 +75,27 @@ impl Memory {
         for (r, registered) in memory.regions.iter().enumerate() {
             for (p, (base, len)) in registered.ranges().enumerate() {
                 // SAFETY: the region is mapped for as long as `memory` holds it, which is until the unregistration.
-                match unsafe { store.register(base, len) } {
-                    Ok(()) => done.push((base, len)),
-                    Err(error) => {
-                        let failed = RegistrationFailed {
-                            region: r,
-                            piece: p,
-                            pieces: registered.pieces.count(),
-                            addr: base.as_ptr() as usize,
-                            len,
-                            error,
-                            left: unregister(store, &done),
-                        };
-                        if !failed.left.is_empty() {
-                            memory.leak();
-                        }
-                        return Err(failed);
-                    }
+                let answer = guarded(|| unsafe { store.register(base, len) });
+                let Err(error) = answer else {
+                    done.push((base, len));
+                    continue;
+                };
+                let mut left = unregister(store, &done);
+                if error.reason == PANICKED {
+                    left.push(show(base, len, &"may be registered"));
                 }
+                if !left.is_empty() {
+                    memory.leak();
+                }
+                return Err(RegistrationFailed {
+                    region: r,
+                    piece: p,
+                    pieces: registered.pieces.count(),
+                    addr: base.as_ptr() as usize,
+                    len,
+                    error,
+                    left,
+                });
             }
         }
         Ok(memory)
@@ -275,9 +279,22 @@ fn unregister(store: &dyn Store, pieces: &[(NonNull<u8>, usize)]) -> Vec<String>
     let mut left = Vec::new();
     for &(base, len) in pieces.iter().rev() {
         // SAFETY: each piece was registered with exactly these values; the callers vouch that no call uses it.
-        if let Err(error) = unsafe { store.unregister(base, len) } {
-            left.push(format!("{len} bytes at {base:p}: {error}"));
+        if let Err(error) = guarded(|| unsafe { store.unregister(base, len) }) {
+            left.push(show(base, len, &error));
         }
     }
     left
+}
+
+fn show(base: NonNull<u8>, len: usize, what: &dyn std::fmt::Display) -> String {
+    format!("{len} bytes at {base:p}: {what}")
+}
+
+const PANICKED: &str = "the store panicked";
+
+/// A panic of the store is an answer like others.
+fn guarded(call: impl FnOnce() -> Result<(), RegisterError>) -> Result<(), RegisterError> {
+    let mut answer = Err(RegisterError::new(PANICKED));
+    quietly(|| answer = call());
+    answer
 }

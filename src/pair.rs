@@ -1,5 +1,6 @@
 //! A pair: one thread's own rings and its own completion ring.
 
+use std::marker::PhantomData;
 use std::mem::{self, ManuallyDrop};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -233,6 +234,8 @@ pub struct Pair {
     producers: [Producer<u64>; 4],
     /// Taken out only when the pair is dropped.
     owner: ManuallyDrop<Owner>,
+    /// Send, not Sync.
+    _one_thread: PhantomData<std::cell::Cell<()>>,
 }
 
 /// Why [`Pair::wait`] came back with fewer completions than asked for.
@@ -295,6 +298,7 @@ impl Pair {
             engine,
             producers,
             owner: ManuallyDrop::new(owner),
+            _one_thread: PhantomData,
         };
         (pair, shared)
     }
@@ -541,7 +545,7 @@ impl Pair {
     }
 
     /// The pair's eventfd, opened at the first call. It becomes readable at most once per [`arm`](Pair::arm), and stays
-    /// readable once the engine is shut down.
+    /// readable once the engine is shut down or the pair dropped.
     ///
     /// # Errors
     /// The system's, where no descriptor can be opened.
@@ -549,6 +553,13 @@ impl Pair {
         if self.shared.event.get().is_none() {
             // Two handles can't race: the pair is not `Sync`, and nobody else opens it.
             let _ = self.shared.event.set(notify::open()?);
+            // Pairs with the fence in `wake_closed`: it sees the descriptor, or we see that the engine is closed.
+            publish_fence();
+            if self.engine.is_closed()
+                && let Some(event) = self.shared.event.get()
+            {
+                notify::signal(event);
+            }
         }
         Ok(EventFd(Arc::clone(&self.shared)))
     }
@@ -580,6 +591,10 @@ impl Pair {
 impl Drop for Pair {
     fn drop(&mut self) {
         self.publish(0b1111);
+        // Nobody arms it any more: who sleeps on it must not sleep for ever.
+        if let Some(event) = self.shared.event.get() {
+            notify::signal(event);
+        }
         // SAFETY: nobody uses the pair after this.
         let mut owner = unsafe { ManuallyDrop::take(&mut self.owner) };
         while owner.reap(&self.shared, &self.engine).is_some() {}

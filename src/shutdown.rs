@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::engine::{Closing, Engine, Shared};
+use crate::waker::quietly;
 use crate::worker;
 
 /// What becomes of ops that are queued when the engine is shut down.
@@ -32,7 +33,7 @@ pub enum Shutdown {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShutdownError {
-    /// The calling thread is one of the engine's workers, which would wait for itself.
+    /// The calling thread is one of the engine's workers, or is shutting it down already: it would wait for itself.
     #[error("shutdown from inside a waker or a store's call would deadlock")]
     WouldDeadlock,
 }
@@ -55,12 +56,15 @@ pub struct ShutdownReport {
     pub took: Duration,
 }
 
+/// How long after the limit a report may wait for submitters that raced with it.
+const RACERS: Duration = Duration::from_secs(1);
+
 pub(crate) fn shutdown(
     engine: &Arc<Shared>,
     mode: Shutdown,
     limit: Duration,
 ) -> Result<ShutdownReport, ShutdownError> {
-    if worker::is_worker_of(engine) {
+    if worker::is_inside(engine) {
         return Err(ShutdownError::WouldDeadlock);
     }
     // Others wait here for the first to be done, and get its report.
@@ -68,6 +72,8 @@ pub(crate) fn shutdown(
     if let Some(report) = &*ending {
         return Ok(report.clone());
     }
+    // Wakers and the store's last calls run on this thread too.
+    let _inside = worker::Inside::enter(engine);
     let start = Instant::now();
     engine.set_closing(match mode {
         Shutdown::Drain => Closing::Drain,
@@ -95,7 +101,16 @@ pub(crate) fn shutdown(
         true => engine.release(),
         false => Vec::new(),
     };
-    let stats = engine.stats();
+    let mut stats = engine.stats();
+    while stuck.is_empty()
+        && stats.engine.in_flight > 0
+        && start.elapsed() < limit.saturating_add(RACERS)
+    {
+        // A submitter that raced with us has published, and is about to see that it must end its ops itself.
+        end_rest(engine);
+        std::thread::yield_now();
+        stats = engine.stats();
+    }
     let report = ShutdownReport {
         completed: stats.engine.completed,
         cancelled: stats.lanes.iter().map(|lane| lane.count("shut_down")).sum(),
@@ -163,7 +178,8 @@ impl Shared {
         }
         // SAFETY: all workers have left, and only they call the store.
         let left = unsafe { self.memory.unregister(&*self.store) };
-        self.store.close();
+        // A panic of the store ends nothing but its own call.
+        quietly(|| self.store.close());
         released.insert(left).clone()
     }
 }

@@ -11,19 +11,18 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::task::Waker;
 use std::time::Duration;
 
 use moonring_rings::park::publish_fence;
 
 use crate::batch::{Batch, Bounds};
-use crate::clients::wake_quietly;
 use crate::engine::{Closing, Shared};
 use crate::inflight::OpTable;
 use crate::lane::{CLIENTS, Group, Lane};
 use crate::pair::PairShared;
 use crate::pairs::Snapshot;
 use crate::stats::WorkerRecorder;
+use crate::waker::OpWaker;
 use crate::{OpError, OpKind};
 
 /// The order of takes in a pool that serves several kinds: 4 in 8 lookups, 2 retrieves, 1 store, 1 delete.
@@ -35,15 +34,36 @@ const TURNS: [OpKind; 8] = {
 };
 
 thread_local! {
-    /// The engine that this thread works for.
+    /// The engine that this thread works for, or is shutting down.
     static ENGINE: Cell<*const Shared> = const { Cell::new(std::ptr::null()) };
 }
 
-/// Whether the calling thread is one of this engine's workers: inside a waker or a store's call.
-pub(crate) fn is_worker_of(engine: &Shared) -> bool {
+/// Whether the calling thread works for this engine: inside a waker or a store's call.
+pub(crate) fn is_inside(engine: &Shared) -> bool {
     ENGINE
         .try_with(Cell::get)
         .is_ok_and(|e| std::ptr::eq(e, engine))
+}
+
+/// The calling thread works for an engine until this is dropped.
+pub(crate) struct Inside {
+    before: *const Shared,
+}
+
+impl Inside {
+    pub(crate) fn enter(engine: &Shared) -> Self {
+        Self {
+            before: ENGINE
+                .try_with(|e| e.replace(engine))
+                .unwrap_or(std::ptr::null()),
+        }
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        let _ = ENGINE.try_with(|e| e.set(self.before));
+    }
 }
 
 pub(crate) struct Worker {
@@ -62,7 +82,7 @@ pub(crate) struct Worker {
     /// The lane of `batch_op` counts this worker as a holder.
     holds: bool,
     words: Vec<u64>,
-    wakers: Vec<Waker>,
+    wakers: Vec<OpWaker>,
     /// Ops of the batch are being completed: some may have been.
     completing: bool,
 }
@@ -112,8 +132,9 @@ impl Worker {
 
     /// Works until the engine closes and nothing is left to do.
     pub(crate) fn run(mut self) {
-        ENGINE.set(Arc::as_ptr(&self.engine));
         let engine = Arc::clone(&self.engine);
+        // For good: also what comes after, the release of the memory, is done on this thread.
+        std::mem::forget(Inside::enter(&engine));
         let group = &engine.groups[self.group];
         group.enrol(self.number);
         loop {
@@ -318,7 +339,7 @@ impl Worker {
             }
         }
         for waker in self.wakers.drain(..) {
-            wake_quietly(waker);
+            waker.wake();
         }
         self.batch.clear();
         self.completing = false;
@@ -383,10 +404,8 @@ impl Driver {
     /// Returns whether there was.
     pub fn poll_once(&mut self) -> bool {
         let engine = Arc::clone(&self.0.engine);
-        let before = ENGINE.replace(Arc::as_ptr(&engine));
-        let worked = self.0.round(&engine, &engine.groups[self.0.group]);
-        ENGINE.set(before);
-        worked
+        let _inside = Inside::enter(&engine);
+        self.0.round(&engine, &engine.groups[self.0.group])
     }
 }
 
@@ -438,7 +457,7 @@ pub(crate) fn end_queued_clients(engine: &Shared, lane: &Lane) -> usize {
         }
     }
     for waker in wakers {
-        wake_quietly(waker);
+        waker.wake();
     }
     ended
 }
