@@ -174,6 +174,7 @@ impl Worker {
         };
         // Once round all sources, from `first` on; so its word comes twice.
         let first = self.first_source[lane.op.index()];
+        let mut passed_over = None;
         let words = lane.words();
         let mut word = first / 64;
         'round: for nth in 0..=words {
@@ -186,7 +187,9 @@ impl Worker {
             while bits != 0 {
                 let source = word * 64 + bits.trailing_zeros() as usize;
                 bits &= bits - 1;
-                self.take_source(lane, engine, source, bounds);
+                if !self.take_source(lane, engine, source, bounds) {
+                    passed_over.get_or_insert(source);
+                }
                 if self.batch.is_full(bounds) {
                     // Others come first next time.
                     self.first_source[lane.op.index()] = (source + 1) % (words * 64);
@@ -194,6 +197,11 @@ impl Worker {
                 }
             }
             word = if word + 1 == words { 0 } else { word + 1 };
+        }
+        if let Some(source) = passed_over {
+            // It comes first next time, where its first op fits however large it is. Without this, smaller ops of those
+            // before it could keep it waiting for ever.
+            self.first_source[lane.op.index()] = source;
         }
         if self.batch.is_empty() {
             self.holds = false;
@@ -203,8 +211,8 @@ impl Worker {
         Some(lane.op)
     }
 
-    /// Takes from one source, within what is left of the bounds.
-    fn take_source(&mut self, lane: &Lane, engine: &Shared, source: usize, bounds: Bounds) {
+    /// Takes from one source, within what is left of the bounds. False where it has ops and not even the first fits.
+    fn take_source(&mut self, lane: &Lane, engine: &Shared, source: usize, bounds: Bounds) -> bool {
         let max = bounds.ops - self.batch.len();
         let has_bytes = matches!(lane.op, OpKind::Retrieve | OpKind::Store);
         // One op always fits into an empty batch, however large it is.
@@ -231,14 +239,15 @@ impl Worker {
             lane.clients.take_while(&mut self.words, |i, word| {
                 i < max && (!has_bytes || fits(table, word, i, &mut used))
             });
-            if lane.clients.has_ready() {
+            let left = lane.clients.has_ready();
+            if left {
                 lane.mark_ready(source);
             }
             self.batch.admit(source, table, &self.words);
-            return;
+            return !left || !self.words.is_empty();
         }
         if self.pairs.is_stale(&engine.pairs) {
-            return; // The next round has a new copy.
+            return true; // The next round has a new copy.
         }
         let Some(pair) = self.pairs.taken(source) else {
             // A bit that was set when its ring had been drained already, and whose pair is gone.
@@ -247,13 +256,13 @@ impl Worker {
                 // A new pair took the place, and may have seen the old bit.
                 lane.mark_ready(source);
             }
-            return;
+            return true;
         };
         let ring = pair.ring(lane.op);
         let Some(mut taker) = ring.try_lock() else {
             // Another worker is copying tickets out; it sets the bit again if it leaves some.
             std::hint::spin_loop();
-            return;
+            return true;
         };
         lane.clear_ready(source);
         let n = match has_bytes {
@@ -273,6 +282,7 @@ impl Worker {
             lane.mark_ready(source);
         }
         self.batch.admit(source, &pair.table, &self.words);
+        !left || !self.words.is_empty()
     }
 
     /// Executes the batch and completes its ops.
