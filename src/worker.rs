@@ -246,15 +246,11 @@ impl Worker {
             self.batch.admit(source, table, &self.words);
             return !left || !self.words.is_empty();
         }
-        if self.pairs.is_stale(&engine.pairs) {
-            return true; // The next round has a new copy.
-        }
         let Some(pair) = self.pairs.taken(source) else {
-            // A bit that was set when its ring had been drained already, and whose pair is gone.
+            // A bit that was set when its ring had been drained already, and whose pair is gone; or a new pair's.
             lane.clear_ready(source);
             if self.pairs.is_stale(&engine.pairs) {
-                // A new pair took the place, and may have seen the old bit.
-                lane.mark_ready(source);
+                lane.mark_ready(source); // The next round has a new copy.
             }
             return true;
         };
@@ -265,6 +261,13 @@ impl Worker {
             return true;
         };
         lane.clear_ready(source);
+        if self.pairs.is_stale(&engine.pairs) {
+            // Looked at after the bit was cleared: it may be that of a pair which has taken this one's place, and which
+            // need not set it again.
+            drop(taker);
+            lane.mark_ready(source);
+            return true;
+        }
         let n = match has_bytes {
             false => max,
             true => (0..max)
