@@ -458,7 +458,7 @@ impl Pair {
             if lane.is_closed() {
                 self.engine.end_queued(&self.shared, lane.op);
             } else {
-                self.engine.groups[lane.group].wake_one();
+                self.engine.groups[lane.group].wake_for(lane);
             }
         }
     }
