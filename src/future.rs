@@ -223,6 +223,11 @@ where
             return;
         }
         let mut now = None;
+        let mut shown = Show {
+            engine,
+            op: self.op,
+            pushed: false,
+        };
         loop {
             let item = self.stalled.take().or_else(|| match self.exhausted {
                 true => None,
@@ -239,6 +244,7 @@ where
                 .push(engine, &mut submission, self.client.caller, now);
             match pushed {
                 Ok(ticket) => {
+                    shown.pushed = true;
                     if let Some(tail) = self.tail {
                         // SAFETY: both ops are this future's.
                         unsafe { engine.clients.chain(tail, ticket) };
@@ -257,9 +263,6 @@ where
                     break;
                 }
             }
-        }
-        if now.is_some() && self.tail.is_some() {
-            engine.publish_clients(self.op);
         }
     }
 
@@ -285,6 +288,21 @@ where
             progress = true;
         }
         progress
+    }
+}
+
+/// Shows ops to the workers when it is dropped: also where the items' iterator, which is the caller's code, panics.
+struct Show<'a> {
+    engine: &'a Shared,
+    op: OpKind,
+    pushed: bool,
+}
+
+impl Drop for Show<'_> {
+    fn drop(&mut self) {
+        if self.pushed {
+            self.engine.publish_clients(self.op);
+        }
     }
 }
 

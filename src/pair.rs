@@ -1,5 +1,6 @@
 //! A pair: one thread's own rings and its own completion ring.
 
+use std::marker::PhantomData;
 use std::mem::{self, ManuallyDrop};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -233,6 +234,8 @@ pub struct Pair {
     producers: [Producer<u64>; 4],
     /// Taken out only when the pair is dropped.
     owner: ManuallyDrop<Owner>,
+    /// Not `Sync`, though all that changes it takes `&mut self`: so that it can stay a promise.
+    one_thread: PhantomData<std::cell::Cell<()>>,
 }
 
 /// Why [`Pair::wait`] came back with fewer completions than asked for.
@@ -295,6 +298,7 @@ impl Pair {
             engine,
             producers,
             owner: ManuallyDrop::new(owner),
+            one_thread: PhantomData,
         };
         (pair, shared)
     }
