@@ -259,7 +259,8 @@ impl Batch {
                     if let Ok(len) = result {
                         let from = (self.call.bufs[place], self.call.buf_lens[place]);
                         result = settle_retrieve(d, len, from, leads);
-                        if result.is_ok() && leads {
+                        if leads && len <= from.1 as u64 {
+                            // Also where it is not the length that the leader wanted.
                             moved += len;
                         } else if result.is_ok() {
                             folded_bytes += len;
@@ -300,6 +301,7 @@ impl Batch {
         // Ops published together share a time, and most ops end alike.
         let (mut time, mut n) = (0, 0);
         let mut ok = [0u64; 3];
+        let mut failed = false;
         for op in &self.ops {
             // SAFETY: the op is claimed, see `admit`.
             let submitted = unsafe { (*op.descriptor).submitted };
@@ -314,10 +316,16 @@ impl Batch {
                     ok[(*value).min(2) as usize] += 1;
                 }
                 Ok(_) => ok[0] += 1,
-                Err(_) => stats.result(&op.result, 1),
+                Err(_) => failed = true,
             }
         }
         times(time, n);
+        // Results come last: a reader who sees one finds the op's times.
+        if failed {
+            for op in self.ops.iter().filter(|op| op.result.is_err()) {
+                stats.result(&op.result, 1);
+            }
+        }
         for (value, &n) in ok.iter().enumerate() {
             if n > 0 {
                 stats.result(&Ok(value as u64), n);

@@ -260,7 +260,7 @@ impl Shared {
         publish_fence();
         lane.mark_ready(CLIENTS);
         // No look at `lane.is_closed()`: the ring itself is closed before the last worker leaves.
-        self.groups[lane.group].wake_one();
+        self.groups[lane.group].wake_for(lane);
     }
 }
 

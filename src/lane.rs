@@ -211,16 +211,21 @@ impl Group {
         let _ = self.threads[worker].set(std::thread::current());
     }
 
-    /// Wakes a sleeper if one is needed: none spins and one sleeps.
+    /// Wakes a sleeper for what was published in `lane`, if one is needed: none spins, one sleeps, and it may take it.
+    ///
+    /// Where the lane has all the holders that it may have, nobody is woken: a holder looks for work after it let go, with
+    /// a fence between the two ([`publish_fence`] in `Worker::complete`, or that of an announcement). So it sees
+    /// what was published before a look at the holders that still found them all there.
     #[inline]
-    pub(crate) fn wake_one(&self) {
-        if self.needs_wake() {
-            self.wake_one_slow();
+    pub(crate) fn wake_for(&self, lane: &Lane) {
+        if self.needs_wake() && lane.can_be_held() {
+            self.wake_one();
         }
     }
 
+    /// Wakes a sleeper, if there is one.
     #[cold]
-    fn wake_one_slow(&self) {
+    pub(crate) fn wake_one(&self) {
         if let Some(worker) = self.wake.take_one(SLEEPERS) {
             self.unpark(worker as usize);
         }

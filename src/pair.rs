@@ -234,8 +234,8 @@ pub struct Pair {
     producers: [Producer<u64>; 4],
     /// Taken out only when the pair is dropped.
     owner: ManuallyDrop<Owner>,
-    /// Send, not Sync.
-    _one_thread: PhantomData<std::cell::Cell<()>>,
+    /// Not `Sync`, though all that changes it takes `&mut self`: so that it can stay a promise.
+    one_thread: PhantomData<std::cell::Cell<()>>,
 }
 
 /// Why [`Pair::wait`] came back with fewer completions than asked for.
@@ -298,7 +298,7 @@ impl Pair {
             engine,
             producers,
             owner: ManuallyDrop::new(owner),
-            _one_thread: PhantomData,
+            one_thread: PhantomData,
         };
         (pair, shared)
     }
@@ -462,7 +462,7 @@ impl Pair {
             if lane.is_closed() {
                 self.engine.end_queued(&self.shared, lane.op);
             } else {
-                self.engine.groups[lane.group].wake_one();
+                self.engine.groups[lane.group].wake_for(lane);
             }
         }
     }

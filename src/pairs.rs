@@ -3,8 +3,9 @@
 //! The list changes rarely and under a lock; its version tells workers that their copy is old. A worker renews its
 //! copy between batches only, so that the pairs of a batch stay alive until they are completed.
 //!
-//! A ready bit can be that of a pair which took the place of another in the list. The worker therefore looks at the
-//! version after it saw the bit: the pair was listed before its first bit was set.
+//! A ready bit can be that of a pair which took the place of another in the list, and a bit that the old pair left set
+//! the new one doesn't set again. The worker therefore looks at the version after it has cleared the bit: the pair was
+//! listed before it published, so either the worker sees the new version, or the pair sees the bit cleared and sets it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};

@@ -195,6 +195,7 @@ impl Worker {
         };
         // Once round all sources, from `first` on; so its word comes twice.
         let first = self.first_source[lane.op.index()];
+        let mut passed_over = None;
         let words = lane.words();
         let mut word = first / 64;
         'round: for nth in 0..=words {
@@ -207,7 +208,9 @@ impl Worker {
             while bits != 0 {
                 let source = word * 64 + bits.trailing_zeros() as usize;
                 bits &= bits - 1;
-                self.take_source(lane, engine, source, bounds);
+                if !self.take_source(lane, engine, source, bounds) {
+                    passed_over.get_or_insert(source);
+                }
                 if self.batch.is_full(bounds) {
                     // Others come first next time.
                     self.first_source[lane.op.index()] = (source + 1) % (words * 64);
@@ -215,6 +218,11 @@ impl Worker {
                 }
             }
             word = if word + 1 == words { 0 } else { word + 1 };
+        }
+        if let Some(source) = passed_over {
+            // It comes first next time, where its first op fits however large it is. Without this, smaller ops of those
+            // before it could keep it waiting for ever.
+            self.first_source[lane.op.index()] = source;
         }
         if self.batch.is_empty() {
             self.holds = false;
@@ -224,8 +232,8 @@ impl Worker {
         Some(lane.op)
     }
 
-    /// Takes from one source, within what is left of the bounds.
-    fn take_source(&mut self, lane: &Lane, engine: &Shared, source: usize, bounds: Bounds) {
+    /// Takes from one source, within what is left of the bounds. False where it has ops and not even the first fits.
+    fn take_source(&mut self, lane: &Lane, engine: &Shared, source: usize, bounds: Bounds) -> bool {
         let max = bounds.ops - self.batch.len();
         let has_bytes = matches!(lane.op, OpKind::Retrieve | OpKind::Store);
         // One op always fits into an empty batch, however large it is.
@@ -252,31 +260,35 @@ impl Worker {
             lane.clients.take_while(&mut self.words, |i, word| {
                 i < max && (!has_bytes || fits(table, word, i, &mut used))
             });
-            if lane.clients.has_ready() {
+            let left = lane.clients.has_ready();
+            if left {
                 lane.mark_ready(source);
             }
             self.batch.admit(source, table, &self.words);
-            return;
-        }
-        if self.pairs.is_stale(&engine.pairs) {
-            return; // The next round has a new copy.
+            return !left || !self.words.is_empty();
         }
         let Some(pair) = self.pairs.taken(source) else {
-            // A bit that was set when its ring had been drained already, and whose pair is gone.
+            // A bit that was set when its ring had been drained already, and whose pair is gone; or a new pair's.
             lane.clear_ready(source);
             if self.pairs.is_stale(&engine.pairs) {
-                // A new pair took the place, and may have seen the old bit.
-                lane.mark_ready(source);
+                lane.mark_ready(source); // The next round has a new copy.
             }
-            return;
+            return true;
         };
         let ring = pair.ring(lane.op);
         let Some(mut taker) = ring.try_lock() else {
             // Another worker is copying tickets out; it sets the bit again if it leaves some.
             std::hint::spin_loop();
-            return;
+            return true;
         };
         lane.clear_ready(source);
+        if self.pairs.is_stale(&engine.pairs) {
+            // Looked at after the bit was cleared: it may be that of a pair which has taken this one's place, and which
+            // need not set it again.
+            drop(taker);
+            lane.mark_ready(source);
+            return true;
+        }
         let n = match has_bytes {
             false => max,
             true => (0..max)
@@ -294,6 +306,7 @@ impl Worker {
             lane.mark_ready(source);
         }
         self.batch.admit(source, &pair.table, &self.words);
+        !left || !self.words.is_empty()
     }
 
     /// Executes the batch and completes its ops.

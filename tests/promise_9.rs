@@ -1,0 +1,270 @@
+//! Promise 9: idle costs nothing. Spin briefly, then park; wake only a sleeper. Busy polling is a choice. Workers that spin
+//! never take the last core. (That no wake is ever lost: `case_waking.rs`.)
+
+mod common_b;
+
+use std::fs;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use common_b::*;
+use moonring::store::{NullStore, SimOptions};
+use moonring::{Done, Engine, OpKind, Region, RegionOptions, Submission};
+
+/// Tests of this file measure what the process does: one at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// CPU time of this process so far.
+fn process_cpu() -> Duration {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::uninit();
+    // SAFETY: the pointer is to memory for one `rusage`.
+    assert_eq!(
+        unsafe { libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) },
+        0
+    );
+    // SAFETY: the call above went well and filled it in.
+    let usage = unsafe { usage.assume_init() };
+    let time = |t: libc::timeval| {
+        Duration::from_secs(t.tv_sec as u64) + Duration::from_micros(t.tv_usec as u64)
+    };
+    time(usage.ru_utime) + time(usage.ru_stime)
+}
+
+/// The threads of engines in this process: name and directory.
+fn workers() -> Vec<(String, std::path::PathBuf)> {
+    let tasks = fs::read_dir("/proc/self/task").unwrap();
+    let tasks = tasks.map(|task| task.unwrap().path());
+    let named = tasks.filter_map(|dir| {
+        let name = fs::read_to_string(dir.join("comm")).ok()?;
+        name.starts_with("mr-")
+            .then(|| (name.trim().to_owned(), dir))
+    });
+    named.collect()
+}
+
+/// CPU time of each worker, by its name.
+fn worker_cpu() -> Vec<(String, Duration)> {
+    let cpu = |dir: std::path::PathBuf| {
+        let stat = fs::read_to_string(dir.join("schedstat")).unwrap();
+        Duration::from_nanos(stat.split_whitespace().next().unwrap().parse().unwrap())
+    };
+    let mut all: Vec<_> = workers().into_iter().map(|(n, d)| (n, cpu(d))).collect();
+    all.sort();
+    all
+}
+
+/// How much CPU time each worker uses within `window`.
+fn worker_cpu_within(window: Duration) -> Vec<(String, Duration)> {
+    let before = worker_cpu();
+    std::thread::sleep(window);
+    let after = worker_cpu();
+    assert_eq!(before.len(), after.len());
+    let both = before.into_iter().zip(after);
+    both.map(|((name, old), (_, new))| (name, new - old))
+        .collect()
+}
+
+/// How often workers gave their core away by themselves: went to sleep, that is.
+fn sleeps() -> u64 {
+    let of = |dir: std::path::PathBuf| -> u64 {
+        let status = fs::read_to_string(dir.join("status")).unwrap();
+        let line = status.lines().find(|l| l.starts_with("voluntary_ctxt"));
+        line.unwrap()
+            .split_whitespace()
+            .nth(1)
+            .unwrap()
+            .parse()
+            .unwrap()
+    };
+    workers().into_iter().map(|(_, dir)| of(dir)).sum()
+}
+
+/// An engine with default settings that did `ops` ops, 1,000 of them failing, and whose eventfd is armed, then uses
+/// less than 1 % of a core.
+fn did_much_then_idles(ops: u64, window: Duration) {
+    let store = memory();
+    put(&*store, b"there", &[7; 64]);
+    let (region, pool) = slots(64, 64);
+    let engine = Engine::builder(store).region(region).start().unwrap();
+    let mut pair = engine.pair(64).unwrap();
+    let _event = pair.event_fd().unwrap();
+    let client = engine.client();
+    let failing = ops / 1000;
+    let (mut done, mut failed) = (0, 0);
+    while done < ops {
+        for i in 0..64 {
+            let key = match (done + i) % failing {
+                0 => "missing",
+                _ => "there",
+            };
+            let slot = pool.lend(64).unwrap();
+            submit(&mut pair, Submission::retrieve(key, slot));
+        }
+        let all = reap(&mut pair, 64);
+        failed += all.iter().filter(|c| c.result.is_err()).count();
+        done += 64;
+    }
+    assert!((1000..1100).contains(&failed), "{failed}");
+    assert_eq!(client.blocking().lookup("there"), Ok(true));
+    assert!(pair.arm());
+    // What still spins may stop.
+    std::thread::sleep(Duration::from_millis(20));
+    let (before, start) = (process_cpu(), Instant::now());
+    std::thread::sleep(window);
+    let (used, took) = (process_cpu() - before, start.elapsed());
+    assert!(used * 100 < took, "{used:?} of CPU time in {took:?}");
+    // Still awake: the armed eventfd is signalled.
+    submit(&mut pair, Submission::lookup("there"));
+    assert_eq!(reap(&mut pair, 1)[0].result, Ok(Done::Present));
+}
+
+#[test]
+fn an_engine_that_did_much_then_idles() {
+    let _alone = alone();
+    within(HANG, "idle", || {
+        did_much_then_idles(20_000, Duration::from_secs(2))
+    });
+}
+
+#[test]
+#[ignore = "a million ops and 10 s: in release"]
+fn release_an_engine_that_did_a_million_ops_then_uses_under_1_percent_of_a_core() {
+    let _alone = alone();
+    within(3 * HANG, "idle", || {
+        did_much_then_idles(1_000_000, Duration::from_secs(10));
+    });
+}
+
+#[test]
+fn waiting_for_a_call_of_a_second_costs_under_5_percent() {
+    let _alone = alone();
+    within(HANG, "a call of 1 s", || {
+        let options = SimOptions {
+            delay: Duration::from_secs(1),
+            ..SimOptions::default()
+        };
+        let (region, _pool) = slots(64, 1);
+        let engine = Engine::builder(sim(memory(), options))
+            .region(region)
+            .start()
+            .unwrap();
+        let client = engine.client();
+        let mut pair = engine.pair(1).unwrap();
+        let (before, start) = (process_cpu(), Instant::now());
+        std::thread::scope(|scope| {
+            scope.spawn(|| client.blocking().lookup("a"));
+            scope.spawn(|| client.blocking().delete("b"));
+            submit(&mut pair, Submission::lookup("c"));
+            pair.wait(1, None).unwrap();
+        });
+        let (used, took) = (process_cpu() - before, start.elapsed());
+        assert!(took >= Duration::from_secs(1));
+        assert!(used * 20 < took, "{used:?} of CPU time in {took:?}");
+    });
+}
+
+/// Sets the cores that this thread may use.
+fn use_cores(cores: &[usize]) {
+    // SAFETY: a set of zeros is an empty set; the calls stay inside it, as ids are below its size.
+    let done = unsafe {
+        let mut set = std::mem::zeroed::<libc::cpu_set_t>();
+        for &core in cores {
+            libc::CPU_SET(core, &mut set);
+        }
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set)
+    };
+    assert_eq!(done, 0);
+}
+
+/// Starts a busily polling engine on a thread that may use `cores`, and gives the CPU time of its workers while idle.
+fn polling_on(cores: &[usize], config: moonring::EngineConfig) -> (Vec<Duration>, Duration) {
+    let window = Duration::from_millis(500);
+    std::thread::scope(|scope| {
+        let test = scope.spawn(|| {
+            use_cores(cores);
+            let region = Region::allocate(RegionOptions::new(4096)).unwrap();
+            let engine = start(std::sync::Arc::new(NullStore), config, &region);
+            let used = worker_cpu_within(window);
+            let mut pair = engine.pair(4).unwrap();
+            for kind in [Submission::lookup("k"), Submission::delete("k")] {
+                submit(&mut pair, kind);
+                assert!(reap(&mut pair, 1)[0].result.is_ok());
+            }
+            used.into_iter().map(|(_, cpu)| cpu).collect()
+        });
+        (test.join().unwrap(), window)
+    })
+}
+
+#[test]
+fn spinning_never_takes_the_last_core() {
+    let _alone = alone();
+    within(HANG, "spinners", || {
+        let cores: Vec<usize> = core_affinity::get_core_ids()
+            .unwrap()
+            .into_iter()
+            .map(|core| core.id)
+            .collect();
+        let busy = || config().busy_poll(true);
+        let polls = |(used, window): (Vec<Duration>, Duration)| {
+            // Other processes may take most of the core from a thread that polls.
+            used.into_iter().filter(|cpu| *cpu * 25 > window).count()
+        };
+        // One core: nobody polls, though told to.
+        let (used, window) = polling_on(&cores[..1], busy());
+        assert_eq!(used.len(), 4);
+        let sum: Duration = used.iter().sum();
+        assert!(sum * 50 < window, "{used:?} in {window:?}");
+        if cores.len() < 2 {
+            eprintln!("SKIPPED: the rest of this test needs two cores");
+            return;
+        }
+        // Two cores: one worker polls, whatever the number of workers and of their groups.
+        assert_eq!(polls(polling_on(&cores[..2], busy().num_workers(1))), 1);
+        assert_eq!(polls(polling_on(&cores[..2], busy())), 1);
+        let groups = OpKind::ALL
+            .into_iter()
+            .fold(busy(), |config, kind| config.dedicated(kind, 2));
+        assert_eq!(polls(polling_on(&cores[..2], groups)), 1);
+        // Not told to: nobody.
+        assert_eq!(polls(polling_on(&cores[..2], config())), 0);
+    });
+}
+
+#[test]
+fn a_submit_wakes_no_worker_that_may_not_take_the_op() {
+    let _alone = alone();
+    within(HANG, "useless wakes", || {
+        let sim = sim(memory(), SimOptions::default());
+        let (region, _pool) = slots(64, 1);
+        let engine = start(sim.clone(), config().max_batch(1), &region);
+        let gate = sim.gate().close(&[OpKind::Delete]);
+        let mut pair = engine.pair(1024).unwrap();
+        let client = engine.client();
+        for i in 0..3 {
+            submit(&mut pair, Submission::delete("key"));
+            assert!(sim.gate().wait_inside(OpKind::Delete, i + 1, HANG));
+        }
+        // Three of four workers are in deletes. The fourth sleeps and may take none.
+        std::thread::sleep(Duration::from_millis(10));
+        let before = sleeps();
+        let mut futures = Vec::new();
+        for _ in 0..200 {
+            submit(&mut pair, Submission::delete("key"));
+            futures.push(client.delete("key"));
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        let woken = sleeps() - before;
+        assert!(woken < 20, "{woken} wakes for 400 ops that nobody may take");
+        // It is woken for what it may take.
+        assert_eq!(client.blocking().lookup("key"), Ok(false));
+        drop(gate);
+        reap(&mut pair, 203);
+        for future in futures {
+            assert!(moonring::block_on(future).is_err(), "no such object");
+        }
+    });
+}
