@@ -220,23 +220,18 @@ impl Memory {
         Ok(())
     }
 
-    /// The op's buffer was released, or the op refused after [`target`](Self::target).
-    #[inline(always)]
+    /// The raw span of an op was released.
+    #[cfg(debug_assertions)]
     pub(crate) fn release(&self, op: OpKind, buf: *const u8, len: usize) {
-        #[cfg(debug_assertions)]
-        {
-            let gone = Live {
-                addr: buf as usize,
-                len,
-                written: op == OpKind::Retrieve,
-            };
-            let mut live = self.live.lock().unwrap_or_else(|e| e.into_inner());
-            if let Some(at) = live.iter().position(|l| *l == gone) {
-                live.swap_remove(at);
-            }
+        let gone = Live {
+            addr: buf as usize,
+            len,
+            written: op == OpKind::Retrieve,
+        };
+        let mut live = self.live.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(at) = live.iter().position(|l| *l == gone) {
+            live.swap_remove(at);
         }
-        #[cfg(not(debug_assertions))]
-        let _ = (op, buf, len);
     }
 }
 

@@ -76,7 +76,7 @@ pub(crate) struct Intake {
 }
 
 impl Stats {
-    /// Takes a snapshot: first what `workers` counted, then `intake()`.
+    /// Takes a snapshot: first how ops ended, then `intake()`, then all else that `workers` counted.
     ///
     /// This order is what makes `completed <= accepted` hold. It needs three things of the engine:
     /// - a submitter counts an op as accepted **before** it publishes it;
@@ -90,8 +90,7 @@ impl Stats {
     /// ```
     #[allow(dead_code)] // the engine's, which is not written yet
     pub(crate) fn read(workers: &[Arc<WorkerRecorder>], intake: impl FnOnce() -> Intake) -> Self {
-        let lanes = collect(workers);
-        let intake = intake();
+        let (lanes, intake) = collect(workers, intake);
         let completed = lanes.iter().map(LaneStats::completed).sum();
         debug_assert!(completed <= intake.accepted, "counted before accepted");
         let engine = EngineCounts {

@@ -40,7 +40,7 @@ impl WorkerRecorder {
     }
 }
 
-/// What one thread counts of one op kind. All methods but [`add_to`](LaneRecorder::add_to) are that thread's alone.
+/// What one thread counts of one op kind. All methods but those that add are that thread's alone.
 #[derive(Debug)]
 pub(crate) struct LaneRecorder {
     op: OpKind,
@@ -119,14 +119,13 @@ impl LaneRecorder {
         if let Err(OpError::Store(number)) = result {
             self.last_store_code.store(*number, Ordering::Relaxed);
         }
-        // Release: pairs with the acquire in `add_to`.
+        // Release: pairs with the acquire in `add_results_to`.
         self.codes[code_of(self.op, result)].add_release(count);
     }
 
-    /// Adds all counts to `stats`. Any thread, at any time.
-    fn add_to(&self, stats: &mut LaneStats) {
-        // Results first: the acquire pairs with the release in `result`. The other way round, an op could be seen as
-        // completed before it is seen in `ops`.
+    /// Adds how ops ended to `stats`: the first half of a snapshot. Any thread, at any time.
+    fn add_results_to(&self, stats: &mut LaneStats) {
+        // The acquire pairs with the release in `result`.
         for (sum, count) in stats.codes.iter_mut().zip(&self.codes) {
             *sum += count.get_acquire();
         }
@@ -135,6 +134,11 @@ impl LaneRecorder {
         if self.codes[numbered].get_acquire() > 0 {
             stats.last_store_code = Some(self.last_store_code.load(Ordering::Relaxed));
         }
+    }
+
+    /// Adds all other counts to `stats`, after the results: the other way round, an op could be seen as completed before
+    /// it is seen in `ops`.
+    fn add_rest_to(&self, stats: &mut LaneStats) {
         stats.calls += self.calls.get();
         stats.keys += self.keys.get();
         stats.ops += self.ops.get();
@@ -153,14 +157,22 @@ impl LaneRecorder {
     }
 }
 
-/// The sums over all `workers`, one entry per op kind. For what must be read after it see
-/// [`Stats::read`](super::Stats::read).
-pub(crate) fn collect(workers: &[Arc<WorkerRecorder>]) -> [LaneStats; 4] {
-    OpKind::ALL.map(|op| {
-        let mut stats = LaneStats::new(op);
+/// The sums over all `workers`, one entry per op kind, and what `intake` says right after the results were read: reading
+/// the histograms takes its time, in which many more ops are accepted. See [`Stats::read`](super::Stats::read).
+pub(crate) fn collect<R>(
+    workers: &[Arc<WorkerRecorder>],
+    intake: impl FnOnce() -> R,
+) -> ([LaneStats; 4], R) {
+    let mut lanes = OpKind::ALL.map(LaneStats::new);
+    let add = |lanes: &mut [LaneStats; 4], add: fn(&LaneRecorder, &mut LaneStats)| {
         for worker in workers {
-            worker.lane(op).add_to(&mut stats);
+            for stats in &mut *lanes {
+                add(worker.lane(stats.op), stats);
+            }
         }
-        stats
-    })
+    };
+    add(&mut lanes, LaneRecorder::add_results_to);
+    let intake = intake();
+    add(&mut lanes, LaneRecorder::add_rest_to);
+    (lanes, intake)
 }

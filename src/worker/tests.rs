@@ -1,0 +1,222 @@
+//! What only a look inside shows: rare interleavings, and a worker that dies of our own panic.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+
+use super::*;
+use crate::store::{
+    CallResult, DeleteBatch, LookupBatch, NullStore, RetrieveBatch, Store, StoreBatch,
+};
+use crate::{
+    ClientError, Done, Engine, EngineConfig, Shutdown, SlotClass, Submission, SubmitError, block_on,
+};
+
+/// Panics where a bug of ours would: a store named `fatal` asks for it.
+pub(super) fn die_if_told(engine: &Shared) {
+    assert_ne!(engine.store.name(), "fatal", "as told by the test");
+}
+
+thread_local! {
+    static HOOK: Cell<Option<Box<dyn FnOnce()>>> = const { Cell::new(None) };
+}
+
+/// What a test wants to happen just before a worker clears a pair's ready bit.
+pub(super) fn run_hook() {
+    if let Some(hook) = HOOK.take() {
+        hook();
+    }
+}
+
+/// A bit was left by a pair whose ring was drained already; in the moment before the worker clears it, that pair goes
+/// and another takes its place, which sees the old bit and sets none.
+#[test]
+fn a_new_pairs_op_is_not_lost_with_the_ready_bit_of_the_pair_before_it() {
+    let engine = Engine::builder(Arc::new(NullStore));
+    let (engine, mut drivers) = engine.start_by_hand().unwrap();
+    let mut old = engine.pair(1).unwrap();
+    old.submit(Submission::lookup("key")).unwrap();
+    assert!(drivers[0].poll_once());
+    assert!(old.poll().is_some());
+    let lane = &engine.shared.lanes[OpKind::Lookup.index()];
+    lane.mark_ready(1);
+    let engine = Arc::new(engine);
+    let new = Arc::new(Mutex::new(None));
+    HOOK.set(Some(Box::new({
+        let (engine, new) = (Arc::clone(&engine), Arc::clone(&new));
+        move || {
+            drop(old);
+            let mut pair = engine.pair(1).unwrap();
+            pair.submit(Submission::lookup("key")).unwrap();
+            *new.lock().unwrap() = Some(pair);
+        }
+    })));
+    drivers[0].poll_once();
+    let mut new = new.lock().unwrap().take().unwrap();
+    drivers[0].poll_once();
+    assert!(new.poll().is_some());
+}
+/// Kills its worker once, after the call that it is told to.
+struct Fatal {
+    calls: AtomicUsize,
+    fatal_call: usize,
+    died: AtomicBool,
+    gate: Mutex<()>,
+    closed: AtomicBool,
+}
+
+impl Fatal {
+    fn new(fatal_call: usize) -> Arc<Self> {
+        Arc::new(Self {
+            calls: AtomicUsize::new(0),
+            fatal_call,
+            died: AtomicBool::new(false),
+            gate: Mutex::new(()),
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    fn call(&self, len: usize) -> CallResult {
+        drop(self.gate.lock());
+        self.calls.fetch_add(1, SeqCst);
+        Ok(len)
+    }
+}
+
+impl Store for Fatal {
+    fn name(&self) -> &str {
+        // Once is enough.
+        let fatal = self.calls.load(SeqCst) >= self.fatal_call && !self.died.swap(true, SeqCst);
+        if fatal { "fatal" } else { "mortal" }
+    }
+    fn batch_exists(&self, batch: &mut LookupBatch<'_>) -> CallResult {
+        let n = NullStore.batch_exists(batch)?;
+        self.call(n)
+    }
+    fn batch_get_into(&self, batch: &mut RetrieveBatch<'_>) -> CallResult {
+        let n = NullStore.batch_get_into(batch)?;
+        self.call(n)
+    }
+    fn batch_put_from(&self, batch: &mut StoreBatch<'_>) -> CallResult {
+        let n = NullStore.batch_put_from(batch)?;
+        self.call(n)
+    }
+    fn batch_remove(&self, batch: &mut DeleteBatch<'_>) -> CallResult {
+        let n = NullStore.batch_remove(batch)?;
+        self.call(n)
+    }
+    fn close(&self) {
+        self.closed.store(true, SeqCst);
+    }
+}
+
+/// Fails loudly where the test would hang.
+fn eventually(mut what: impl FnMut() -> bool) {
+    let start = std::time::Instant::now();
+    while !what() {
+        assert!(start.elapsed() < Duration::from_secs(50), "hangs");
+        std::thread::yield_now();
+    }
+}
+
+/// Case R1, LMCache#4342: a worker dies, what it owned never completes, and later ops are accepted into nothing.
+#[test]
+fn a_worker_that_dies_of_our_own_panic_shuts_the_engine_down_and_every_op_completes() {
+    for (workers, dedicated) in [(1, None), (3, None), (1, Some(OpKind::Lookup))] {
+        let store = Fatal::new(3);
+        let mut config = EngineConfig::default().num_workers(workers).max_batch(4);
+        if let Some(op) = dedicated {
+            config = config.dedicated(op, 1);
+        }
+        let region = crate::Region::allocate(crate::RegionOptions::new(1 << 16)).unwrap();
+        let class = SlotClass {
+            size: 64,
+            count: 64,
+        };
+        let pool = region.slot_pool(&[class]).unwrap();
+        let engine = Engine::builder(store.clone()).config(config).region(region);
+        let engine = engine.start().unwrap();
+        let (mut pair, client) = (engine.pair(64).unwrap(), engine.client());
+        let gate = store.gate.lock().unwrap();
+        for id in 0..32 {
+            let slot = pool.lend(64).unwrap();
+            pair.submit(Submission::lookup("key").user_data(id))
+                .unwrap();
+            pair.submit(Submission::store("key", slot).user_data(32 + id))
+                .unwrap();
+        }
+        let ops: Vec<_> = (0..16)
+            .map(|_| client.retrieve("key", pool.lend(64).unwrap()))
+            .collect();
+        drop(gate);
+
+        eventually(|| pair.wait(64, Some(Duration::from_secs(1))).is_ok());
+        let (mut seen, mut panicked) = ([false; 64], 0);
+        for done in pair.completions() {
+            assert!(!std::mem::replace(&mut seen[done.user_data as usize], true));
+            match done.result {
+                Ok(Done::Present | Done::Store(_)) | Err(OpError::ShutDown) => {}
+                Err(OpError::StorePanicked) => panicked += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(seen, [true; 64]);
+        for op in ops {
+            match block_on(op).result {
+                Ok(64) | Err(ClientError::Failed(OpError::ShutDown)) => {}
+                Err(ClientError::Failed(OpError::StorePanicked)) => panicked += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(
+            (1..=4).contains(&panicked),
+            "{panicked}: the dead worker's batch"
+        );
+        // Nothing is accepted into nothing.
+        eventually(|| pair.submit(Submission::lookup("key")).is_err());
+        let refused = pair.submit(Submission::lookup("key")).unwrap_err();
+        assert_eq!(refused.reason, SubmitError::ShutDown);
+        assert_eq!(
+            block_on(client.lookup("key")),
+            Err(SubmitError::ShutDown.into())
+        );
+        let report = engine
+            .shutdown(Shutdown::Drain, Duration::from_secs(50))
+            .unwrap();
+        assert_eq!((report.in_flight, report.stuck_workers.len()), (0, 0));
+        assert!(store.closed.load(SeqCst));
+        pair.wait(usize::MAX, None).unwrap();
+        pair.completions().for_each(drop);
+        let counts = engine.stats().engine;
+        assert_eq!((counts.in_flight, counts.credits_in_use), (0, 0));
+        assert_eq!(counts.accepted, counts.completed);
+        assert_eq!(pool.available(), 64);
+    }
+}
+
+/// The engine is then shut down on a thread that runs the wakers of what was queued: one of them may drop it.
+#[test]
+fn an_engine_dropped_by_a_waker_while_it_dies_does_not_hang() {
+    struct Drops(Mutex<Option<Engine>>);
+    impl std::task::Wake for Drops {
+        fn wake(self: Arc<Self>) {
+            drop(self.0.lock().unwrap().take());
+        }
+    }
+    let store = Fatal::new(1);
+    let config = EngineConfig::default().num_workers(1).max_batch(1);
+    let engine = Engine::builder(store.clone())
+        .config(config)
+        .start()
+        .unwrap();
+    let client = engine.client();
+    let gate = store.gate.lock().unwrap();
+    let first = client.lookup("key");
+    let mut queued = Box::pin(client.lookup("key"));
+    let waker = std::task::Waker::from(Arc::new(Drops(Mutex::new(Some(engine)))));
+    let mut cx = std::task::Context::from_waker(&waker);
+    assert!(queued.as_mut().poll(&mut cx).is_pending());
+    drop((waker, gate));
+    eventually(|| store.closed.load(SeqCst));
+    assert_eq!(block_on(first), Err(OpError::StorePanicked.into()));
+    assert_eq!(block_on(queued), Err(OpError::ShutDown.into()));
+}
