@@ -25,8 +25,8 @@ use core::{ptr, slice};
 
 use crossbeam_utils::CachePadded;
 
+use crate::Full;
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Ordering, UnsafeCell};
-use crate::{Full, PushError};
 
 /// Makes a ring with room for at least `capacity` values (rounded up to a power of two, at least 1).
 pub fn ring<T>(capacity: usize) -> (Producer<T>, Consumer<T>) {
@@ -572,11 +572,5 @@ impl<T> fmt::Debug for Chunk<'_, T> {
         f.debug_struct("Chunk")
             .field("left", &self.size_hint().0)
             .finish()
-    }
-}
-
-impl<T> From<Full<T>> for PushError<T> {
-    fn from(full: Full<T>) -> Self {
-        PushError::Full(full)
     }
 }

@@ -186,6 +186,8 @@ fn run(steps: Vec<Step>, capacity: usize, start: Option<usize>) -> Result<(), Te
 }
 
 proptest! {
+    #![proptest_config(support::cases())]
+
     #[test]
     fn does_what_two_queues_do(
         steps in prop::collection::vec(step(), 0..200),

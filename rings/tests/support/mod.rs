@@ -5,6 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
+/// Failing inputs are printed whole, not kept in files.
+pub fn cases() -> proptest::test_runner::Config {
+    proptest::test_runner::Config {
+        failure_persistence: None,
+        ..Default::default()
+    }
+}
+
 /// Runs `f`; a hang ends the whole test process with a message that says where.
 pub fn within<R>(limit: Duration, what: &str, f: impl FnOnce() -> R) -> R {
     let done = Arc::new(AtomicBool::new(false));

@@ -1,0 +1,99 @@
+//! Models of every ring, the wake word and the in-flight table: loom runs each through all the interleavings, and
+//! all the stale values an atomic load may see, within the bounds that the model prints.
+//!
+//! ```text
+//! RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p moonring-rings --release --test loom
+//! ```
+//!
+//! `LOOM_MAX_PREEMPTIONS=2` caps the models that look at every number of preemptions by default.
+//!
+//! What loom can't see, and the models therefore don't rely on: it treats SeqCst accesses as AcqRel (only the
+//! fence is sequentially consistent), a read-modify-write always finds the newest value, and no load sees a value
+//! that is stored later in the same execution (load buffering).
+#![cfg(loom)]
+
+mod completion;
+mod mpmc;
+mod park;
+mod ready;
+mod slots;
+mod spsc;
+
+use std::io::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+/// Runs `f` in every way that loom finds, with at most `preemptions` (`None`: any number) unless the environment
+/// names a bound, and says how far that went. `threads` is how many `f` starts besides its own.
+fn model(
+    name: &str,
+    threads: usize,
+    preemptions: Option<usize>,
+    f: impl Fn() + Send + Sync + 'static,
+) {
+    assert!(threads <= 3, "more threads than a model may have");
+    let mut builder = loom::model::Builder::new();
+    builder.max_threads = threads + 1;
+    builder.max_branches = 10_000;
+    // What the environment says is in there already.
+    builder.preemption_bound = builder.preemption_bound.or(preemptions);
+    let bound = match builder.preemption_bound {
+        Some(n) => format!("at most {n}"),
+        None => "any number of".to_owned(),
+    };
+    let runs = Arc::new(AtomicUsize::new(0));
+    let start = Instant::now();
+    let counted = Arc::clone(&runs);
+    builder.check(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        f();
+    });
+    // Past the harness, which would swallow it where a test goes well.
+    let _ = writeln!(
+        std::io::stderr(),
+        "loom {name}: {threads} threads besides main, {bound} preemptions, {} executions, {:.1} s",
+        runs.load(Ordering::Relaxed),
+        start.elapsed().as_secs_f64(),
+    );
+}
+
+/// Counts how often each of a handful of values was dropped. Not seen by loom: it only counts.
+#[derive(Clone, Debug)]
+struct Drops(Arc<Vec<AtomicUsize>>);
+
+/// A value that counts its drop.
+#[derive(Debug)]
+struct Counted {
+    number: usize,
+    drops: Drops,
+}
+
+impl Drops {
+    fn new(n: usize) -> Self {
+        Self(Arc::new((0..n).map(|_| AtomicUsize::new(0)).collect()))
+    }
+
+    fn value(&self, number: usize) -> Counted {
+        Counted {
+            number,
+            drops: self.clone(),
+        }
+    }
+
+    fn of(&self, number: usize) -> usize {
+        self.0[number].load(Ordering::Relaxed)
+    }
+
+    fn assert_each_once(&self) {
+        for number in 0..self.0.len() {
+            assert_eq!(self.of(number), 1, "drops of value {number}");
+        }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.drops.0[self.number].fetch_add(1, Ordering::Relaxed);
+    }
+}
