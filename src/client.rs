@@ -36,6 +36,8 @@ pub struct Prefix {
 /// # Futures
 /// An op is submitted when its method is called, if a credit is free; so several can be in flight before the first is
 /// awaited. Without a free credit the future waits for one when it is polled; it needs no runtime.
+/// Credits that come back go to those who wait, in their order; a future that was woken for one and is neither polled nor dropped
+/// keeps it from the others.
 /// **Dropping a future does not cancel its op**: it goes on, and slot and credit return by themselves.
 ///
 /// ```

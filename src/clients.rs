@@ -75,25 +75,32 @@ impl Clients {
         self.table.depth().saturating_sub(self.credits.free())
     }
 
-    /// Accepts an op and puts it into the ring; [`Shared::publish_clients`] shows it.
+    /// Accepts an op and puts it into the ring; [`Shared::publish_clients`] shows it. `credit` is one that was waited for,
+    /// if the caller has one.
     ///
-    /// On `Err` the submission is as it was.
+    /// On `Err` the submission is as it was, and the credit was given back.
     pub(crate) fn push(
         &self,
         engine: &Shared,
         submission: &mut Submission<'_>,
+        credit: Option<u32>,
         caller: u16,
         submitted: u64,
     ) -> Result<Ticket, SubmitError> {
         let op = submission.op;
-        if engine.is_closing() {
-            return Err(SubmitError::ShutDown);
+        let checked = match engine.is_closing() {
+            true => Err(SubmitError::ShutDown),
+            false => key::check_len(submission.key, engine.config.max_key),
+        };
+        if let Err(reason) = checked {
+            if let Some(index) = credit {
+                self.give_back(index, None);
+            }
+            return Err(reason);
         }
-        key::check_len(submission.key, engine.config.max_key)?;
         let depth = self.table.depth();
-        let index = self
-            .credits
-            .acquire()
+        let index = credit
+            .or_else(|| self.credits.acquire())
             .ok_or(SubmitError::NoCredit { depth })?;
         let mut long_place = None;
         if OpTable::is_long(submission.key) {
@@ -161,8 +168,26 @@ impl Clients {
         if let Some(place) = long_place {
             self.long_places.release(place);
         }
-        self.credits.release(index);
-        self.waiting.notify();
+        self.pass_on(index);
+    }
+
+    /// Gives a credit to the first that waits for one, or else to all.
+    #[inline]
+    pub(crate) fn pass_on(&self, index: u32) {
+        let mut index = Some(index);
+        while let Some(credit) = index.take() {
+            if self.waiting.is_anybody() {
+                index = self.waiting.grant(credit);
+                // Nobody waits any more: once more.
+                continue;
+            }
+            self.credits.release(credit);
+            // Pairs with the fence in `Waiting::register`: who queued up has seen the credit, or is seen here.
+            fence(Ordering::SeqCst);
+            if self.waiting.is_anybody() {
+                index = self.credits.acquire();
+            }
+        }
     }
 
     /// Takes result and slot of an op that is done, and gives its credit back (or leaves that to the worker, where it is
@@ -238,11 +263,10 @@ impl Clients {
         self.with_cell(op.index(), |cell| cell.next.take())
     }
 
-    /// Gives a place in the queue for credits up. Where it was woken already, and a credit is free all the same, the wake
-    /// is passed on: the credit that we have, if we have one, may be another's.
+    /// Gives a place in the queue for credits up, and passes on the credit that came meanwhile.
     pub(crate) fn leave_queue(&self, id: u64) {
-        if !self.waiting.leave(id) && self.credits.free() > 0 {
-            self.waiting.notify();
+        if let Some(index) = self.waiting.leave(id) {
+            self.pass_on(index);
         }
     }
 
@@ -264,10 +288,14 @@ impl Shared {
     }
 }
 
-/// Futures that wait for a credit, first come first served. The lock is taken only when somebody waits.
+/// Futures that wait for a credit, first come first served: a credit that comes back is handed to the first of them,
+/// and is nobody else's until that one has used it or given up. So a caller who gives credits back and wants new ones at once,
+/// as a long batch does, queues up behind the others.
+///
+/// The lock is taken only when somebody waits.
 #[derive(Default)]
 pub(crate) struct Waiting {
-    /// How many are in the queue. Changed under the lock; read without it by `notify`.
+    /// How many wait. Changed under the lock; read without it by `is_anybody`.
     count: AtomicUsize,
     queue: Mutex<Queue>,
 }
@@ -276,14 +304,39 @@ pub(crate) struct Waiting {
 struct Queue {
     next: u64,
     wakers: VecDeque<(u64, OpWaker)>,
+    /// Credits of those who have been woken and have not come yet.
+    granted: Vec<(u64, u32)>,
+}
+
+impl Queue {
+    fn take_granted(&mut self, id: u64) -> Option<u32> {
+        let at = self.granted.iter().position(|(i, _)| *i == id)?;
+        Some(self.granted.swap_remove(at).1)
+    }
+}
+
+/// What [`Waiting::register`] found.
+pub(crate) enum Registered {
+    /// In the queue, under this number. Try for a credit again.
+    Waits(u64),
+    /// This credit has been handed over; the place in the queue is gone.
+    Has(u32),
 }
 
 impl Waiting {
-    /// Queues up, or renews the waker of `id`. Returns the place's id. Try for a credit again after this.
-    pub(crate) fn register(&self, id: Option<u64>, waker: &Waker) -> u64 {
+    #[inline]
+    fn is_anybody(&self) -> bool {
+        self.count.load(Ordering::Relaxed) != 0
+    }
+
+    /// Queues up, or renews the waker of `id`.
+    pub(crate) fn register(&self, id: Option<u64>, waker: &Waker) -> Registered {
         // Cloning and dropping wakers is user code, which may come back here: not under the lock.
         let mut waker = OpWaker::of(waker);
         let mut queue = self.queue.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(index) = id.and_then(|id| queue.take_granted(id)) {
+            return Registered::Has(index);
+        }
         let waiting = id.and_then(|id| queue.wakers.iter_mut().find(|(i, _)| *i == id));
         let id = match waiting {
             Some((id, old)) => {
@@ -299,40 +352,35 @@ impl Waiting {
             }
         };
         drop(queue);
-        // Pairs with the fence in `notify`: a credit given back after our next try wakes us.
+        // Pairs with the fence in `pass_on`: a credit given back after our next try is handed to us.
         fence(Ordering::SeqCst);
-        id
+        Registered::Waits(id)
     }
 
-    /// Leaves the queue. False where somebody has woken us already: a credit may be meant for us.
-    pub(crate) fn leave(&self, id: u64) -> bool {
+    /// Leaves the queue. A credit that has been handed over meanwhile is the caller's, to pass on.
+    fn leave(&self, id: u64) -> Option<u32> {
         let mut queue = self.queue.lock().unwrap_or_else(|e| e.into_inner());
         let at = queue.wakers.iter().position(|(i, _)| *i == id);
         let waker = at.and_then(|at| queue.wakers.remove(at));
         self.count.store(queue.wakers.len(), Ordering::Relaxed);
+        let index = queue.take_granted(id);
         drop(queue);
-        waker.is_some()
+        drop(waker);
+        index
     }
 
-    /// A credit is free: wakes the first that waits.
-    #[inline]
-    pub(crate) fn notify(&self) {
-        // Pairs with the fence in `register`.
-        fence(Ordering::SeqCst);
-        if self.count.load(Ordering::Relaxed) != 0 {
-            self.notify_slow();
-        }
-    }
-
+    /// Hands a credit to the first that waits, and wakes it. The credit comes back where nobody does.
     #[cold]
-    fn notify_slow(&self) {
+    fn grant(&self, index: u32) -> Option<u32> {
         let mut queue = self.queue.lock().unwrap_or_else(|e| e.into_inner());
-        let first = queue.wakers.pop_front();
+        let Some((id, waker)) = queue.wakers.pop_front() else {
+            return Some(index);
+        };
+        queue.granted.push((id, index));
         self.count.store(queue.wakers.len(), Ordering::Relaxed);
         drop(queue);
-        if let Some((_, waker)) = first {
-            waker.wake();
-        }
+        waker.wake();
+        None
     }
 
     /// Wakes everybody, for the end.

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use moonring_rings::slots::{Done, Ticket};
 
 use crate::client::{AsKey, Client, client_result, submission_of};
+use crate::clients::Registered;
 use crate::engine::Shared;
 use crate::submission::Submission;
 use crate::waker::OpWaker;
@@ -18,26 +19,39 @@ use crate::{ClientError, OpKind, Slot, SubmitError};
 
 type Ended = (Result<u64, ClientError>, Option<Slot>);
 
-/// A place in the queue for credits; given up when dropped.
+/// A place in the queue for credits, and the credit that came of it; both are given up when dropped.
 struct Place<'a> {
     engine: &'a Shared,
     id: Option<u64>,
+    credit: Option<u32>,
 }
 
 impl<'a> Place<'a> {
     fn new(engine: &'a Shared) -> Self {
-        Self { engine, id: None }
+        Self {
+            engine,
+            id: None,
+            credit: None,
+        }
     }
 
-    /// Queues up, or renews the waker. Try again after this.
+    /// Queues up, or renews the waker, unless a credit has come. Try again after this.
     fn wait(&mut self, waker: &Waker) {
-        self.id = Some(self.engine.clients.waiting().register(self.id, waker));
+        if self.credit.is_none() {
+            match self.engine.clients.waiting().register(self.id, waker) {
+                Registered::Waits(id) => self.id = Some(id),
+                Registered::Has(credit) => (self.id, self.credit) = (None, Some(credit)),
+            }
+        }
     }
 
-    /// Needs no wake any more: has a credit, or gives up.
+    /// Needs no credit any more.
     fn leave(&mut self) {
         if let Some(id) = self.id.take() {
             self.engine.clients.leave_queue(id);
+        }
+        if let Some(credit) = self.credit.take() {
+            self.engine.clients.pass_on(credit);
         }
     }
 }
@@ -76,9 +90,10 @@ impl<'a> Op<'a> {
     fn submit(&mut self, mut submission: Submission<'a>, mut place: Place<'a>) {
         let engine = &*self.client.engine;
         let now = engine.clock.raw();
+        let (credit, caller) = (place.credit.take(), self.client.caller);
         let pushed = engine
             .clients
-            .push(engine, &mut submission, self.client.caller, now);
+            .push(engine, &mut submission, credit, caller, now);
         self.state = match pushed {
             Ok(ticket) => {
                 engine.publish_clients(submission.op);
@@ -251,9 +266,10 @@ where
             };
             let now = *now.get_or_insert_with(|| engine.clock.raw());
             let mut submission = submission_of(self.op, key.as_ref(), slot);
+            let credit = self.place.credit.take();
             let pushed = engine
                 .clients
-                .push(engine, &mut submission, client.caller, now);
+                .push(engine, &mut submission, credit, client.caller, now);
             match pushed {
                 Ok(ticket) => {
                     publish.any = true;

@@ -21,10 +21,8 @@ fn alone() -> MutexGuard<'static, ()> {
 fn process_cpu() -> Duration {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::uninit();
     // SAFETY: the pointer is to memory for one `rusage`.
-    assert_eq!(
-        unsafe { libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) },
-        0
-    );
+    let done = unsafe { libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) };
+    assert_eq!(done, 0);
     // SAFETY: the call above went well and filled it in.
     let usage = unsafe { usage.assume_init() };
     let time = |t: libc::timeval| {

@@ -417,7 +417,7 @@ fn many_items_keep_their_order_beyond_the_credits_and_around_refused_ones() {
                 None => Ok(()),
             };
             // Every second key is stored; each object is a byte of its index, in a slot of its own length.
-            let stored = |i: usize| i % 2 == 0;
+            let stored = |i: usize| i.is_multiple_of(2);
             let mut out = Vec::new();
             let items = keys.iter().enumerate().filter(|(i, _)| stored(*i));
             let items = items.map(|(i, key)| (key, slot_of(&pool, &[i as u8; 16])));
@@ -569,32 +569,82 @@ fn credits_are_never_lost_between_futures_that_wait_and_futures_that_are_dropped
     });
 }
 
-/// A single op that waits for a credit gets one while a batch of any length goes on.
+/// Drives an engine by hand, with this many credits.
+fn by_hand(depth: usize) -> (Engine, moonring::Driver) {
+    let (region, _pool) = slots(64, 1);
+    let (engine, mut drivers) = Engine::builder(Arc::new(NullStore))
+        .config(config().ring_depth(depth))
+        .region(region)
+        .start_by_hand()
+        .unwrap();
+    (engine, drivers.remove(0))
+}
+
 #[test]
 fn a_long_batch_does_not_keep_others_from_credits() {
-    within(2 * HANG, "hogged credits", || {
-        let (region, _pool) = slots(64, 1);
-        let config = config().ring_depth(4).dedicated(OpKind::Lookup, 1);
-        let engine = start(Arc::new(NullStore), config, &region);
-        let stop = std::sync::atomic::AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            for _ in 0..2 {
-                let (client, stop) = (engine.client(), &stop);
-                scope.spawn(move || {
-                    let endless = std::iter::repeat("hog").take_while(|_| !stop.load(SeqCst));
-                    client.blocking().lookup_prefix(endless)
-                });
-            }
-            let client = engine.client();
-            eventually("the batches run", || engine.stats().engine.completed > 100);
-            let mut most = 0;
-            for _ in 0..20 {
-                let before = engine.stats().engine.completed;
-                assert_eq!(client.blocking().lookup("single"), Ok(true));
-                most = most.max(engine.stats().engine.completed - before);
-            }
-            stop.store(true, SeqCst);
-            eprintln!("up to {most} ops of the batches went before a single one");
-        });
+    for depth in [1, 2, 4] {
+        let (engine, mut driver) = by_hand(depth);
+        let client = engine.client();
+        let waker = Waker::noop();
+        let mut hog = pin!(client.lookup_prefix(std::iter::repeat("hog")));
+        assert!(poll(hog.as_mut(), waker).is_pending());
+        assert_eq!(engine.stats().engine.credits_in_use, depth as u64);
+        let mut single = pin!(client.lookup("single"));
+        for _ in 0..3 {
+            assert!(poll(single.as_mut(), waker).is_pending());
+            // The batch collects what ended and goes on with the credits that come back, all but the one that somebody
+            // waits for.
+            assert!(driver.poll_once());
+            assert!(poll(hog.as_mut(), waker).is_pending());
+            assert!(poll(single.as_mut(), waker).is_pending(), "submitted now");
+            assert!(poll(hog.as_mut(), waker).is_pending());
+            assert!(driver.poll_once());
+            assert_eq!(poll(single.as_mut(), waker), Poll::Ready(Ok(true)));
+            // The batch takes all credits again, before the next one comes.
+            assert!(poll(hog.as_mut(), waker).is_pending());
+            single.set(client.lookup("single"));
+        }
+    }
+}
+
+#[test]
+fn credits_go_to_those_who_wait_in_their_order() {
+    let (engine, mut driver) = by_hand(1);
+    let client = engine.client();
+    let mut first = Box::pin(client.lookup("first"));
+    let mut waiting: Vec<_> = (0..6)
+        .map(|_| (Box::pin(client.lookup("k")), Counting::new()))
+        .collect();
+    for (future, (_, waker)) in &mut waiting {
+        assert!(poll(future.as_mut(), waker).is_pending());
+    }
+    assert!(driver.poll_once());
+    assert!(poll(first.as_mut(), Waker::noop()).is_ready());
+    // Polls of others, however early and often, take nothing from the one whose turn it is.
+    let mut waiting = std::collections::VecDeque::from(waiting);
+    while !waiting.is_empty() {
+        let woken: Vec<_> = waiting.iter().map(|(_, (c, _))| c.wakes()).collect();
+        let mut expected = vec![0; woken.len()];
+        expected[0] = 1;
+        assert_eq!(woken, expected, "the first is woken, and nobody else");
+        for (future, (_, waker)) in waiting.iter_mut().skip(1).rev() {
+            assert!(poll(future.as_mut(), waker).is_pending());
+        }
+        let mut late = pin!(client.lookup("late"));
+        assert!(poll(late.as_mut(), Waker::noop()).is_pending());
+        assert_eq!(engine.stats().engine.in_flight, 0, "nobody barged in");
+        let (mut turn, (_, waker)) = waiting.pop_front().unwrap();
+        // Every other one gives up when its turn has come: the next one's has come then.
+        if waiting.len().is_multiple_of(2) {
+            assert!(poll(turn.as_mut(), &waker).is_pending());
+            assert_eq!(engine.stats().engine.in_flight, 1);
+            assert!(driver.poll_once());
+            assert!(poll(turn.as_mut(), &waker).is_ready());
+        } else {
+            drop(turn);
+        }
+    }
+    eventually("the credit is back", || {
+        engine.stats().engine.credits_in_use == 0
     });
 }
