@@ -258,12 +258,11 @@ fn producer(args: &BenchArgs, session: &Session, keys: Keys) -> Result<Producer,
         Hand::new(number, depth, slot)
     };
     let way = match args.path {
-        PathKind::Pair => Way::Pair(
-            session
-                .engine
-                .pair(depth)
-                .map_err(|e| Failure::input(format!("--depth: {e}")))?,
-        ),
+        PathKind::Pair => {
+            let pair = session.engine.pair(depth);
+            let pair = pair.map_err(|e| Failure::input(format!("--depth: {e}")))?;
+            Way::Pair(Box::new(pair))
+        }
         PathKind::Client => Way::Client(session.engine.client()),
     };
     Ok(Producer {

@@ -11,8 +11,8 @@ use super::plan::{Counts, Hand, Keys, Phase, Step, Values};
 
 /// How its ops reach the engine.
 pub enum Way {
-    /// Its own rings.
-    Pair(Pair),
+    /// Its own rings. Boxed, as it is far larger than a client.
+    Pair(Box<Pair>),
     /// A client's futures.
     Client(Client),
 }
