@@ -15,7 +15,11 @@ fn worker() -> Arc<WorkerRecorder> {
 
 /// A snapshot of an engine that accepted just what `workers` completed.
 fn read(workers: &[Arc<WorkerRecorder>]) -> Stats {
-    let accepted = collect(workers, || ()).0.iter().map(LaneStats::completed).sum();
+    let accepted = collect(workers, || ())
+        .0
+        .iter()
+        .map(LaneStats::completed)
+        .sum();
     Stats::read(workers, || Intake {
         accepted,
         ..Intake::default()
