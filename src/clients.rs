@@ -13,10 +13,11 @@ use moonring_rings::{Full, PushError};
 use crate::engine::Shared;
 use crate::inflight::{Fill, OpTable};
 use crate::lane::CLIENTS;
+use crate::live::LiveSpans;
 use crate::store::RawResult;
 use crate::submission::{Buffer, Submission};
 use crate::waker::OpWaker;
-use crate::{Slot, SubmitError, key};
+use crate::{EngineConfig, Slot, SubmitError, key};
 
 /// Caller numbers below this are pairs'.
 const FIRST_CALLER: u16 = 4096;
@@ -33,6 +34,7 @@ struct Cell {
 pub(crate) struct Clients {
     pub(crate) table: OpTable,
     cells: Box<[UnsafeCell<Cell>]>,
+    live: LiveSpans,
     credits: Credits,
     long_places: Credits,
     waiting: Waiting,
@@ -44,9 +46,11 @@ pub(crate) struct Clients {
 unsafe impl Sync for Clients {}
 
 impl Clients {
-    pub(crate) fn new(depth: usize, long_keys: usize, max_key: usize) -> Self {
-        let table = OpTable::new(depth, long_keys, max_key);
+    pub(crate) fn new(config: &EngineConfig, live: LiveSpans) -> Self {
+        let depth = config.ring_depth;
+        let table = OpTable::new(depth, config.long_keys, config.max_key);
         Self {
+            live,
             cells: (0..depth).map(|_| UnsafeCell::default()).collect(),
             credits: Credits::new(depth),
             long_places: Credits::new(table.long_key_places()),
@@ -145,8 +149,7 @@ impl Clients {
         match engine.lanes[op.index()].clients.push(ticket.to_word()) {
             Ok(()) => Ok(ticket),
             Err(error) => {
-                let slot = self.with_cell(index, |cell| cell.slot.take());
-                if let Some(slot) = slot {
+                if let (Some(slot), _) = self.release(index) {
                     submission.buffer = Buffer::Slot(slot);
                 }
                 self.give_back(index, long_place);
@@ -162,6 +165,15 @@ impl Clients {
     fn with_cell<R>(&self, index: u32, f: impl FnOnce(&mut Cell) -> R) -> R {
         // SAFETY: this module's functions pass only indices whose credit they hold.
         self.cells[index as usize].with_mut(|cell| f(unsafe { &mut *cell }))
+    }
+
+    /// Takes slot and long place out of the cell: the op is over.
+    fn release(&self, index: u32) -> (Option<Slot>, Option<u32>) {
+        let (slot, place) = self.with_cell(index, |c| (c.slot.take(), c.long_place.take()));
+        if let Some(slot) = &slot {
+            self.live.remove(slot.as_ptr().addr(), slot.len());
+        }
+        (slot, place)
     }
 
     fn give_back(&self, index: u32, long_place: Option<u32>) {
@@ -199,7 +211,7 @@ impl Clients {
         let index = ticket.index();
         // SAFETY: the caller owns the op, which is done.
         let result = unsafe { self.table.result(index) };
-        let (slot, place) = self.with_cell(index, |c| (c.slot.take(), c.long_place.take()));
+        let (slot, place) = self.release(index);
         // SAFETY: as above.
         if unsafe { self.table.ops().reap(ticket) } {
             self.give_back(index, place);
@@ -214,7 +226,7 @@ impl Clients {
     /// # Safety
     /// The entry must be the caller's, by [`Finished::Detached`].
     unsafe fn recycle(&self, index: u32) {
-        let (slot, place) = self.with_cell(index, |c| (c.slot.take(), c.long_place.take()));
+        let (slot, place) = self.release(index);
         drop(slot);
         self.give_back(index, place);
     }

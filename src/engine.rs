@@ -75,7 +75,7 @@ impl Shared {
     ) -> Self {
         let workers: usize = groups.iter().map(|g| g.workers).sum();
         Self {
-            clients: Clients::new(config.ring_depth, config.long_keys, config.max_key),
+            clients: Clients::new(&config, memory.live().clone()),
             clock: quanta::Clock::new(),
             hasher: KeyHasher::new(),
             pairs: Pairs::default(),

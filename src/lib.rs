@@ -77,6 +77,7 @@ mod future;
 mod inflight;
 mod key;
 mod lane;
+mod live;
 mod memory;
 mod notify;
 mod op;

@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 
+use crate::live::LiveSpans;
 use crate::store::{RegisterError, Store};
 use crate::submission::Buffer;
 use crate::waker::quietly;
@@ -18,17 +19,7 @@ struct Registered {
 pub(crate) struct Memory {
     regions: Vec<Registered>,
     needs_registration: bool,
-    #[cfg(debug_assertions)]
-    live: std::sync::Mutex<Vec<Live>>,
-}
-
-/// A raw span of an op in flight.
-#[cfg(debug_assertions)]
-#[derive(Clone, Copy, PartialEq)]
-struct Live {
-    addr: usize,
-    len: usize,
-    written: bool,
+    live: LiveSpans,
 }
 
 /// Registering a piece failed; everything registered before was unregistered again.
@@ -68,8 +59,7 @@ impl Memory {
                 })
                 .collect(),
             needs_registration: store.capabilities().needs_registration,
-            #[cfg(debug_assertions)]
-            live: Default::default(),
+            live: LiveSpans::default(),
         };
         let mut done = Vec::new();
         for (r, registered) in memory.regions.iter().enumerate() {
@@ -138,6 +128,7 @@ impl Memory {
             Buffer::Slot(slot) => {
                 let span = slot.span();
                 self.check_span(op, span)?;
+                self.add_live(op, slot.as_mut_ptr(), span)?;
                 Ok((slot.as_mut_ptr(), span.len))
             }
             Buffer::Span(span) => {
@@ -189,49 +180,22 @@ impl Memory {
         Ok((ptr, len))
     }
 
-    /// Debug builds: refuses a raw span that overlaps one in flight, unless both are only read.
-    #[cfg(debug_assertions)]
+    /// Debug builds refuse a span that overlaps one in flight, unless both are only read.
+    #[inline]
     fn add_live(&self, op: OpKind, ptr: *mut u8, span: Span) -> Result<(), SubmitError> {
-        let new = Live {
-            addr: ptr as usize,
+        if self.live.add(op, ptr.addr(), span.len) {
+            return Ok(());
+        }
+        Err(SubmitError::Overlap {
+            op,
+            offset: span.offset,
             len: span.len,
-            written: op == OpKind::Retrieve,
-        };
-        let mut live = self.live.lock().unwrap_or_else(|e| e.into_inner());
-        let overlaps = live.iter().any(|old| {
-            (old.written || new.written)
-                && old.addr < new.addr + new.len
-                && new.addr < old.addr + old.len
-        });
-        if overlaps {
-            return Err(SubmitError::Overlap {
-                op,
-                offset: span.offset,
-                len: span.len,
-            });
-        }
-        live.push(new);
-        Ok(())
+        })
     }
 
-    #[cfg(not(debug_assertions))]
-    #[inline(always)]
-    fn add_live(&self, _: OpKind, _: *mut u8, _: Span) -> Result<(), SubmitError> {
-        Ok(())
-    }
-
-    /// The raw span of an op was released.
-    #[cfg(debug_assertions)]
-    pub(crate) fn release(&self, op: OpKind, buf: *const u8, len: usize) {
-        let gone = Live {
-            addr: buf as usize,
-            len,
-            written: op == OpKind::Retrieve,
-        };
-        let mut live = self.live.lock().unwrap_or_else(|e| e.into_inner());
-        if let Some(at) = live.iter().position(|l| *l == gone) {
-            live.swap_remove(at);
-        }
+    /// The spans that [`target`](Self::target) has added. Who releases an op takes its span off.
+    pub(crate) fn live(&self) -> &LiveSpans {
+        &self.live
     }
 }
 

@@ -64,8 +64,9 @@ struct Cell {
     slot: Option<Slot>,
     long_place: Option<u32>,
     op: OpKind,
+    /// Address and length of its bytes.
     #[cfg(debug_assertions)]
-    raw: Option<(usize, usize)>,
+    bytes: Option<(usize, usize)>,
 }
 
 impl PairShared {
@@ -186,8 +187,8 @@ impl Owner {
             self.free_long.push(place);
         }
         #[cfg(debug_assertions)]
-        if let Some((buf, len)) = cell.raw.take() {
-            shared.memory.release(cell.op, buf as *const u8, len);
+        if let Some((addr, len)) = cell.bytes.take() {
+            shared.memory.live().remove(addr, len);
         }
         #[cfg(not(debug_assertions))]
         let _ = shared;
@@ -276,7 +277,7 @@ impl Pair {
                     long_place: None,
                     op: OpKind::Lookup,
                     #[cfg(debug_assertions)]
-                    raw: None,
+                    bytes: None,
                 })
                 .collect(),
             cursor: Cursor::default(),
@@ -429,10 +430,7 @@ impl Pair {
             cell.long_place = long_place;
             #[cfg(debug_assertions)]
             {
-                cell.raw = match submission.buffer {
-                    Buffer::Span(_) | Buffer::Foreign { .. } => Some((buf as usize, len)),
-                    Buffer::None | Buffer::Slot(_) => None,
-                };
+                cell.bytes = (len > 0).then_some((buf.addr(), len));
             }
             if let Buffer::Slot(slot) = submission.buffer {
                 cell.slot = Some(slot);
