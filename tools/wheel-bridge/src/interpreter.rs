@@ -14,6 +14,7 @@ use pyo3::prelude::*;
 use pyo3::{ffi, intern};
 
 use crate::failure::Failure;
+use crate::signals::HandlersKept;
 
 /// Names the folder of the venv; without it the venv is the folder `venv` beside the bridge.
 const VENV: &CStr = c"MOONRING_MOONCAKE_VENV";
@@ -98,21 +99,24 @@ fn start() -> Result<Option<PathBuf>, Failure> {
     }
 }
 
-/// `mooncake.store`. A second try is cheap and harmless, also after a failure.
+/// `mooncake.store`. After a failure another try is cheap and harmless.
 fn import<'py>(py: Python<'py>, venv: Option<&Path>) -> Result<Bound<'py, PyModule>, Failure> {
     let name = intern!(py, "mooncake.store");
-    let error = match py.import(name) {
+    let _handlers = HandlersKept::new();
+    let mut error = match py.import(name) {
         Ok(module) => return Ok(module),
         Err(error) => error,
     };
     // A host's own Python has not heard of our venv.
     let site = venv.map(site_packages);
-    if let Some(site) = site.as_deref().filter(|site| site.is_dir()) {
+    if let Some(site) = &site {
         let path = py.import("sys")?.getattr("path")?;
-        if !path.contains(site)? {
-            path.call_method1("append", (site,))?;
-            if let Ok(module) = py.import(name) {
-                return Ok(module);
+        // As a string: a `Path` becomes an object that the import system passes over.
+        if !path.contains(site.as_os_str())? {
+            path.call_method1("append", (site.as_os_str(),))?;
+            match py.import(name) {
+                Ok(module) => return Ok(module),
+                Err(second) => error = second,
             }
         }
     }

@@ -9,6 +9,7 @@
 //! - The host's signal handlers, signal mask, locale and environment stay as they are.
 //! - Python and the wheel stay in the process to its end: they can't be unloaded.
 
+mod exit;
 mod failure;
 mod interpreter;
 mod signals;
@@ -18,6 +19,7 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::OnceLock;
 
+use exit::InCall;
 use failure::{Failure, guarded, last};
 use signals::MaskKept;
 use store::Store;
@@ -59,6 +61,7 @@ pub unsafe extern "C" fn mooncake_store_destroy(store: *mut c_void) {
         return;
     }
     guarded(drop, || {
+        let _call = InCall::enter()?;
         // SAFETY: made by `create` from such a box; the caller's promise.
         unsafe { Box::from_raw(store.cast::<Store>()) }.destroy()
     });
@@ -276,6 +279,7 @@ fn on(store: *mut c_void, call: impl FnOnce(&Store) -> Result<c_int, Failure>) -
     guarded(
         |code| code,
         || {
+            let _call = InCall::enter()?;
             // SAFETY: NULL, or made by `create` and not yet destroyed: the promise of every caller.
             match unsafe { store.cast::<Store>().as_ref() } {
                 Some(store) => call(store),

@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use crate::ReplicateConfig;
+use crate::exit;
 use crate::failure::{Failure, INVALID_PARAMS};
 use crate::interpreter::{attached, with_module};
 
@@ -127,10 +128,12 @@ impl Store {
             // The wheel would replace the client and forget its registrations, and say nothing.
             return Err(Failure::new(INVALID_PARAMS, "this store is set up already"));
         }
-        let code = attached(|py| {
+        let answer = attached(|py| {
             let answer = self.object.bind(py).call_method1("setup", arguments(py)?)?;
             Ok(answer.extract::<c_int>()?)
-        })?;
+        });
+        exit::watch();
+        let code = answer?;
         if code != 0 {
             let reason = format!(
                 "Mooncake's set-up returned {code}; its log on standard error may say more"
@@ -313,7 +316,7 @@ impl Store {
 /// # Safety
 ///
 /// `string` is NULL, or NUL-terminated for as long as the result is used.
-unsafe fn text_or<'a>(string: *const c_char, default: &'a CStr) -> &'a CStr {
+unsafe fn text_or(string: *const c_char, default: &CStr) -> &CStr {
     if string.is_null() {
         return default;
     }

@@ -22,13 +22,27 @@ fn with_client(test: &'static str, f: impl FnOnce(&Mooncake, &Client)) {
 #[test]
 fn objects_come_back_and_the_master_counts_the_requests() {
     with_client("roundtrip", |mooncake, client| {
-        let values: Vec<_> = (0..64_u8).map(|i| (format!("key {i}"), vec![i; 4096 + usize::from(i)])).collect();
+        let values: Vec<_> = (0..64_u8)
+            .map(|i| (format!("key {i}"), vec![i; 4096 + usize::from(i)]))
+            .collect();
         let before = mooncake.counter("master_batch_get_replica_list_items_total");
         assert_eq!(client.put(&values), Ok(vec![0; 64]));
-        assert_eq!(client.exists(&values.iter().map(|(key, _)| key).collect::<Vec<_>>()), Ok(vec![1; 64]));
-        let asked: Vec<_> = values.iter().map(|(key, value)| (key, value.len())).collect();
-        for ((code, got), (key, value)) in client.get_sized(&asked).unwrap().into_iter().zip(&values) {
-            assert_eq!((code, &got), (i64::try_from(value.len()).unwrap(), value), "{key}");
+        assert_eq!(
+            client.exists(&values.iter().map(|(key, _)| key).collect::<Vec<_>>()),
+            Ok(vec![1; 64])
+        );
+        let asked: Vec<_> = values
+            .iter()
+            .map(|(key, value)| (key, value.len()))
+            .collect();
+        for ((code, got), (key, value)) in
+            client.get_sized(&asked).unwrap().into_iter().zip(&values)
+        {
+            assert_eq!(
+                (code, &got),
+                (i64::try_from(value.len()).unwrap(), value),
+                "{key}"
+            );
         }
         let after = mooncake.counter("master_batch_get_replica_list_items_total");
         assert_eq!(after - before, 64);
@@ -39,8 +53,13 @@ fn objects_come_back_and_the_master_counts_the_requests() {
 fn a_missing_key_fails_alone() {
     with_client("missing", |_, client| {
         assert_eq!(client.put(&[("there", b"bytes")]), Ok(vec![0]));
-        let got = client.get_sized(&[("not there", 5), ("there", 5), ("not there either", 5)]).unwrap();
-        assert_eq!(got.iter().map(|(code, _)| *code).collect::<Vec<_>>(), [-704, 5, -704]);
+        let got = client
+            .get_sized(&[("not there", 5), ("there", 5), ("not there either", 5)])
+            .unwrap();
+        assert_eq!(
+            got.iter().map(|(code, _)| *code).collect::<Vec<_>>(),
+            [-704, 5, -704]
+        );
         assert_eq!(got[1].1, b"bytes");
         assert_eq!(client.exists(&["not there", "there"]), Ok(vec![0, 1]));
     });
@@ -103,11 +122,19 @@ fn keys_of_any_bytes_are_keys_of_their_own() {
             b"\xed\xa0\x80",
             b"\xc0\xaf",
         ];
-        let values: Vec<_> = (0_u8..).zip(&keys).map(|(i, key)| (key, vec![i; 100])).collect();
+        let values: Vec<_> = (0_u8..)
+            .zip(&keys)
+            .map(|(i, key)| (key, vec![i; 100]))
+            .collect();
         assert_eq!(client.put(&values), Ok(vec![0; keys.len()]));
         assert_eq!(client.exists(&keys), Ok(vec![1; keys.len()]));
         for (key, value) in &values {
-            assert_eq!(client.get(key).as_ref(), Ok(value), "{:?}", String::from_utf8_lossy(key));
+            assert_eq!(
+                client.get(key).as_ref(),
+                Ok(value),
+                "{:?}",
+                String::from_utf8_lossy(key)
+            );
         }
         let removed = client.batch_remove(&keys, true);
         assert_eq!(removed, Ok(vec![0; keys.len()]));
@@ -120,9 +147,17 @@ fn keys_of_any_bytes_are_keys_of_their_own() {
 fn a_key_twice_in_one_get_fills_only_the_last_buffer() {
     with_client("twice", |_, client| {
         assert_eq!(client.put(&[("key", b"bytes")]), Ok(vec![0]));
-        let got = client.get_sized(&[("key", 5), ("key", 5), ("key", 5)]).unwrap();
-        assert_eq!(got.iter().map(|(code, _)| *code).collect::<Vec<_>>(), [5, 5, 5]);
-        assert_eq!((got[0].1.as_slice(), got[1].1.as_slice()), (&[CANARY; 5][..], &[CANARY; 5][..]));
+        let got = client
+            .get_sized(&[("key", 5), ("key", 5), ("key", 5)])
+            .unwrap();
+        assert_eq!(
+            got.iter().map(|(code, _)| *code).collect::<Vec<_>>(),
+            [5, 5, 5]
+        );
+        assert_eq!(
+            (got[0].1.as_slice(), got[1].1.as_slice()),
+            (&[CANARY; 5][..], &[CANARY; 5][..])
+        );
         assert_eq!(got[2].1, b"bytes");
         assert_eq!(client.put(&[("two", b"A"), ("two", b"B")]), Ok(vec![0, 0]));
         assert_eq!(client.get("two"), Ok(b"B".to_vec()));
@@ -132,12 +167,18 @@ fn a_key_twice_in_one_get_fills_only_the_last_buffer() {
 #[test]
 fn a_lease_holds_a_key_until_force() {
     with_client("lease", |_, client| {
-        assert_eq!(client.put(&[("a", b"A"), ("b", b"B"), ("c", b"C")]), Ok(vec![0; 3]));
+        assert_eq!(
+            client.put(&[("a", b"A"), ("b", b"B"), ("c", b"C")]),
+            Ok(vec![0; 3])
+        );
         assert_eq!(client.remove("a", false), 0, "a put takes no lease");
         assert_eq!(client.remove("a", false), -704);
         assert_eq!(client.get("b"), Ok(b"B".to_vec()));
         assert_eq!(client.remove("b", false), -706);
-        assert_eq!(client.batch_remove(&["b", "c", "none"], false), Ok(vec![-706, 0, -704]));
+        assert_eq!(
+            client.batch_remove(&["b", "c", "none"], false),
+            Ok(vec![-706, 0, -704])
+        );
         assert_eq!(client.batch_remove(&["b", "none"], true), Ok(vec![0, -704]));
         assert_eq!(client.exists(&["a", "b", "c"]), Ok(vec![0; 3]));
     });
@@ -153,8 +194,16 @@ fn regions_are_registered_once() {
         unsafe {
             assert_eq!((b.register_buffer)(handle, at(0), 1 << 19), 0);
             assert_eq!((b.register_buffer)(handle, at(0), 1 << 19), -600, "again");
-            assert_eq!((b.register_buffer)(handle, at(4096), 1 << 19), -600, "overlapping");
-            assert_eq!((b.register_buffer)(handle, at(1 << 19), 1 << 19), 0, "a neighbour");
+            assert_eq!(
+                (b.register_buffer)(handle, at(4096), 1 << 19),
+                -600,
+                "overlapping"
+            );
+            assert_eq!(
+                (b.register_buffer)(handle, at(1 << 19), 1 << 19),
+                0,
+                "a neighbour"
+            );
             assert_eq!((b.unregister_buffer)(handle, at(0)), 0);
             assert_eq!((b.unregister_buffer)(handle, at(0)), -600, "unknown");
             assert_eq!((b.unregister_buffer)(handle, at(1 << 19)), 0);
@@ -173,8 +222,14 @@ fn a_replicate_config_is_passed_on() {
             preferred_segments: ptr::null(),
             preferred_segments_count: 0,
         };
-        assert_eq!(client.put_with(&[("none", b"A")], &config(0, 0)), Ok(vec![-600]));
-        assert_eq!(client.put_with(&[("one", b"A")], &config(1, 1)), Ok(vec![0]));
+        assert_eq!(
+            client.put_with(&[("none", b"A")], &config(0, 0)),
+            Ok(vec![-600])
+        );
+        assert_eq!(
+            client.put_with(&[("one", b"A")], &config(1, 1)),
+            Ok(vec![0])
+        );
         let name = CString::new("127.0.0.1:1").unwrap();
         let segments = [name.as_ptr(), ptr::null()];
         let config = ReplicateConfig {
@@ -182,7 +237,11 @@ fn a_replicate_config_is_passed_on() {
             preferred_segments_count: 2,
             ..config(3, 0)
         };
-        assert_eq!(client.put_with(&[("three", b"A")], &config), Ok(vec![0]), "more replicas than segments");
+        assert_eq!(
+            client.put_with(&[("three", b"A")], &config),
+            Ok(vec![0]),
+            "more replicas than segments"
+        );
         assert_eq!(client.get("three"), Ok(b"A".to_vec()));
     });
 }
@@ -191,8 +250,13 @@ fn a_replicate_config_is_passed_on() {
 fn a_full_store_says_so() {
     with_client("full", |_, client| {
         let value = vec![7_u8; 16 << 20];
-        let codes: Vec<c_int> =
-            (0..24).flat_map(|i| client.put_with(&[(format!("{i}"), &value)], &PINNED).unwrap()).collect();
+        let codes: Vec<c_int> = (0..24)
+            .flat_map(|i| {
+                client
+                    .put_with(&[(format!("{i}"), &value)], &PINNED)
+                    .unwrap()
+            })
+            .collect();
         assert_eq!(codes[0], 0);
         assert_eq!(codes[23], -200, "{codes:?}");
     });
@@ -221,18 +285,34 @@ fn misuse_is_an_error_and_no_crash() {
         unsafe {
             assert_eq!((b.health_check)(fresh.handle), 1);
             assert_eq!(b.last_error(), None, "of a call that went well");
-            assert_eq!((b.batch_is_exist)(ptr::null_mut(), ptr::null(), 1, ptr::null_mut()), -1);
-            assert_eq!((b.batch_is_exist)(client.handle, ptr::null(), 1, ptr::null_mut()), -1);
+            assert_eq!(
+                (b.batch_is_exist)(ptr::null_mut(), ptr::null(), 1, ptr::null_mut()),
+                -1
+            );
+            assert_eq!(
+                (b.batch_is_exist)(client.handle, ptr::null(), 1, ptr::null_mut()),
+                -1
+            );
             assert_eq!(b.last_error().as_deref(), Some("keys is NULL"));
             let keys = [c"key".as_ptr(), ptr::null()];
             let mut results = [0; 2];
-            assert_eq!((b.batch_is_exist)(client.handle, keys.as_ptr(), 2, results.as_mut_ptr()), -1);
+            assert_eq!(
+                (b.batch_is_exist)(client.handle, keys.as_ptr(), 2, results.as_mut_ptr()),
+                -1
+            );
             assert_eq!(b.last_error().as_deref(), Some("keys[1] is NULL"));
-            assert_eq!((b.batch_is_exist)(client.handle, keys.as_ptr(), 1, ptr::null_mut()), -1);
+            assert_eq!(
+                (b.batch_is_exist)(client.handle, keys.as_ptr(), 1, ptr::null_mut()),
+                -1
+            );
             assert_eq!((b.remove)(client.handle, ptr::null(), 0), -1);
             (b.destroy)(ptr::null_mut());
         }
-        assert_eq!(client.set_up(&mooncake.dictionary()), -600, "a second set-up");
+        assert_eq!(
+            client.set_up(&mooncake.dictionary()),
+            -600,
+            "a second set-up"
+        );
         assert_eq!(client.put(&[("key", b"A")]), Ok(vec![0]));
     });
 }
@@ -241,10 +321,20 @@ fn misuse_is_an_error_and_no_crash() {
 fn set_up_reads_its_dictionary_and_its_arguments() {
     with_client("setup", |mooncake, _| {
         let client = Client::create();
-        let without = |name: &str| mooncake.dictionary().into_iter().filter(|(key, _)| *key != name).collect::<Vec<_>>();
+        let without = |name: &str| {
+            mooncake
+                .dictionary()
+                .into_iter()
+                .filter(|(key, _)| *key != name)
+                .collect::<Vec<_>>()
+        };
         assert_eq!(client.set_up(&without("local_hostname")), -600);
         assert_eq!(client.set_up(&without("metadata_server")), -600);
-        assert!(bridge().last_error().is_some_and(|error| error.contains("-600")));
+        assert!(
+            bridge()
+                .last_error()
+                .is_some_and(|error| error.contains("-600"))
+        );
         // A failed set-up may be tried again, and an unknown key is Mooncake's business.
         let mut pairs = mooncake.dictionary();
         pairs.push(("no_key_of_mooncake", "\u{952e}"));
@@ -281,11 +371,22 @@ fn four_threads_share_a_client() {
             for thread in 0..4_u8 {
                 scope.spawn(move || {
                     for round in 0..50_u8 {
-                        let values: Vec<_> =
-                            (0..8_u8).map(|i| (format!("{thread} {round} {i}"), [thread, round, i].repeat(1000))).collect();
+                        let values: Vec<_> = (0..8_u8)
+                            .map(|i| {
+                                (
+                                    format!("{thread} {round} {i}"),
+                                    [thread, round, i].repeat(1000),
+                                )
+                            })
+                            .collect();
                         assert_eq!(client.put(&values), Ok(vec![0; 8]));
-                        let asked: Vec<_> = values.iter().map(|(key, value)| (key, value.len())).collect();
-                        for ((code, got), (key, value)) in client.get_sized(&asked).unwrap().iter().zip(&values) {
+                        let asked: Vec<_> = values
+                            .iter()
+                            .map(|(key, value)| (key, value.len()))
+                            .collect();
+                        for ((code, got), (key, value)) in
+                            client.get_sized(&asked).unwrap().iter().zip(&values)
+                        {
                             assert_eq!((*code, got), (3000, value), "{key}");
                         }
                     }
@@ -303,7 +404,11 @@ fn an_http_metadata_server_serves_too() {
     }
     let _watchdog = Watchdog::new(Duration::from_secs(120), "http");
     let mooncake = Mooncake::up("http", &["--http-metadata"]);
-    assert!(mooncake.metadata.starts_with("http://127.0.0.1:"), "{}", mooncake.metadata);
+    assert!(
+        mooncake.metadata.starts_with("http://127.0.0.1:"),
+        "{}",
+        mooncake.metadata
+    );
     let client = Client::connected(&mooncake);
     assert_eq!(client.put(&[("key", b"bytes")]), Ok(vec![0]));
     assert_eq!(client.get("key"), Ok(b"bytes".to_vec()));

@@ -7,45 +7,51 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
-use std::{fs, ptr, thread};
+use std::{ptr, thread};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 /// Where `tools/mooncake setup` put things.
 pub fn state() -> PathBuf {
-    std::env::var_os("MOONRING_MOONCAKE_DIR").map_or_else(|| project().join("target/mooncake"), PathBuf::from)
+    std::env::var_os("MOONRING_MOONCAKE_DIR")
+        .map_or_else(|| project().join("target/mooncake"), PathBuf::from)
 }
+
+/// The venv of it. `tools/mooncake test` sets this for the bridge.
+pub fn venv() -> PathBuf {
+    PathBuf::from(std::env::var_os(VENV).expect("asked after `set_up`"))
+}
+
+pub const VENV: &str = "MOONRING_MOONCAKE_VENV";
 
 pub fn project() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("two folders up").to_path_buf()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .ancestors()
+        .nth(2)
+        .expect("two folders up")
+        .to_path_buf()
 }
 
-/// False, said aloud, where set-up was not run; a failure where `MOONRING_REQUIRE` lists `mooncake`.
+/// False, said aloud, where there is no venv; a failure where `MOONRING_REQUIRE` lists `mooncake`.
 pub fn set_up() -> bool {
-    if state().join("venv/wheel").is_file() {
+    if std::env::var_os(VENV).is_some() {
         return true;
     }
     let required = std::env::var("MOONRING_REQUIRE").unwrap_or_default();
-    assert!(!required.split(',').any(|word| word == "mooncake"), "MOONRING_REQUIRE=mooncake, but there is no set-up");
-    let _ = writeln!(std::io::stderr(), "SKIPPED: needs a real Mooncake: run `tools/mooncake setup` first");
+    let missing = "needs a real Mooncake: run `tools/mooncake setup`, then `tools/mooncake test`";
+    assert!(
+        !required.split(',').any(|word| word == "mooncake"),
+        "{missing}"
+    );
+    let _ = writeln!(std::io::stderr(), "SKIPPED: {missing}");
     false
 }
 
-/// The library that cargo built for this test run, in a folder with the venv beside it, as set-up lays them.
+/// The library that cargo built for this test run: beside this test, the copy one folder up may be older.
 pub fn library() -> PathBuf {
-    static PATH: OnceLock<PathBuf> = OnceLock::new();
-    let path = PATH.get_or_init(|| {
-        let exe = std::env::current_exe().expect("a path of this test");
-        let built = exe.ancestors().nth(2).expect("target/debug").join("libmoonring_wheel_bridge.so");
-        // By process, so that test binaries side by side don't disturb each other.
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("bridge-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir_all(&folder).expect("a folder");
-        std::os::unix::fs::symlink(state().join("venv"), folder.join("venv")).expect("a link");
-        fs::copy(&built, folder.join("bridge.so")).expect("the library that cargo built");
-        folder.join("bridge.so")
-    });
-    path.clone()
+    std::env::current_exe()
+        .expect("a path")
+        .with_file_name("libmoonring_wheel_bridge.so")
 }
 
 pub type Handle = *mut c_void;
@@ -72,8 +78,14 @@ pub struct Bridge {
     pub register_buffer: unsafe extern "C" fn(Handle, *mut c_void, usize) -> c_int,
     pub unregister_buffer: unsafe extern "C" fn(Handle, *mut c_void) -> c_int,
     pub batch_is_exist: unsafe extern "C" fn(Handle, Keys, usize, *mut c_int) -> c_int,
-    pub batch_get_into:
-        unsafe extern "C" fn(Handle, Keys, *const *mut c_void, *const usize, usize, *mut i64) -> c_int,
+    pub batch_get_into: unsafe extern "C" fn(
+        Handle,
+        Keys,
+        *const *mut c_void,
+        *const usize,
+        usize,
+        *mut i64,
+    ) -> c_int,
     pub batch_put_from: unsafe extern "C" fn(
         Handle,
         Keys,
@@ -95,7 +107,8 @@ impl Bridge {
     /// Opened with local visibility, the harder case.
     pub fn open(path: &Path) -> Bridge {
         // SAFETY: the library's loading code is Rust's and libpython's.
-        let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.expect("a library that loads");
+        let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
+            .expect("a library that loads");
         // SAFETY: the types are those of the seam's header.
         unsafe {
             Bridge {
@@ -133,8 +146,12 @@ impl Bridge {
 ///
 /// NULL or a living string.
 unsafe fn text(pointer: Text) -> Option<String> {
+    if pointer.is_null() {
+        return None;
+    }
     // SAFETY: the caller's promise.
-    (!pointer.is_null()).then(|| unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned())
+    let text = unsafe { CStr::from_ptr(pointer) };
+    Some(text.to_string_lossy().into_owned())
 }
 
 /// The bridge of this process.
@@ -164,7 +181,8 @@ impl Client {
     pub fn set_up(&self, pairs: &[(&str, &str)]) -> c_int {
         let own = |text: &str| CString::new(text).unwrap();
         let (keys, values): (Vec<_>, Vec<_>) = pairs.iter().map(|(k, v)| (own(k), own(v))).unzip();
-        let pointers = |texts: &[CString]| texts.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
+        let pointers =
+            |texts: &[CString]| texts.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
         let (keys, values) = (pointers(&keys), pointers(&values));
         // SAFETY: arrays of living strings, of the length given.
         unsafe { (bridge().setup_dict)(self.handle, keys.as_ptr(), values.as_ptr(), keys.len()) }
@@ -181,12 +199,16 @@ impl Client {
         let (_own, keys) = c_keys(keys);
         let mut results = vec![c_int::MIN; keys.len()];
         // SAFETY: arrays of the length given.
-        let code =
-            unsafe { (bridge().batch_is_exist)(self.handle, keys.as_ptr(), keys.len(), results.as_mut_ptr()) };
+        let code = unsafe {
+            (bridge().batch_is_exist)(self.handle, keys.as_ptr(), keys.len(), results.as_mut_ptr())
+        };
         if code == 0 { Ok(results) } else { Err(code) }
     }
 
-    pub fn put<K: AsRef<[u8]>, V: AsRef<[u8]>>(&self, pairs: &[(K, V)]) -> Result<Vec<c_int>, c_int> {
+    pub fn put<K: AsRef<[u8]>, V: AsRef<[u8]>>(
+        &self,
+        pairs: &[(K, V)],
+    ) -> Result<Vec<c_int>, c_int> {
         self.put_with(pairs, ptr::null())
     }
 
@@ -196,8 +218,14 @@ impl Client {
         config: *const ReplicateConfig,
     ) -> Result<Vec<c_int>, c_int> {
         let (_own, keys) = c_keys(&pairs.iter().map(|(key, _)| key).collect::<Vec<_>>());
-        let buffers: Vec<_> = pairs.iter().map(|(_, value)| value.as_ref().as_ptr().cast_mut().cast()).collect();
-        let sizes: Vec<_> = pairs.iter().map(|(_, value)| value.as_ref().len()).collect();
+        let buffers: Vec<_> = pairs
+            .iter()
+            .map(|(_, value)| value.as_ref().as_ptr().cast_mut().cast())
+            .collect();
+        let sizes: Vec<_> = pairs
+            .iter()
+            .map(|(_, value)| value.as_ref().len())
+            .collect();
         let mut results = vec![c_int::MIN; keys.len()];
         // SAFETY: arrays of the length given, buffers that live and are only read.
         let code = unsafe {
@@ -215,10 +243,16 @@ impl Client {
     }
 
     /// Gets into buffers of `size` bytes of canaries; what the buffers hold then comes back too.
-    pub fn get_sized<K: AsRef<[u8]>>(&self, keys: &[(K, usize)]) -> Result<Vec<(i64, Vec<u8>)>, c_int> {
+    pub fn get_sized<K: AsRef<[u8]>>(
+        &self,
+        keys: &[(K, usize)],
+    ) -> Result<Vec<(i64, Vec<u8>)>, c_int> {
         let mut values: Vec<_> = keys.iter().map(|&(_, size)| vec![CANARY; size]).collect();
         let sizes: Vec<_> = keys.iter().map(|&(_, size)| size).collect();
-        let buffers: Vec<*mut c_void> = values.iter_mut().map(|value| value.as_mut_ptr().cast()).collect();
+        let buffers: Vec<*mut c_void> = values
+            .iter_mut()
+            .map(|value| value.as_mut_ptr().cast())
+            .collect();
         let (_own, keys) = c_keys(&keys.iter().map(|(key, _)| key).collect::<Vec<_>>());
         let mut results = vec![i64::MIN; keys.len()];
         // SAFETY: arrays of the length given, buffers that live and are nobody else's.
@@ -232,12 +266,19 @@ impl Client {
                 results.as_mut_ptr(),
             )
         };
-        if code == 0 { Ok(results.into_iter().zip(values).collect()) } else { Err(code) }
+        if code == 0 {
+            Ok(results.into_iter().zip(values).collect())
+        } else {
+            Err(code)
+        }
     }
 
     /// One key's value, of at most 64 KiB.
     pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Vec<u8>, i64> {
-        let (code, mut value) = self.get_sized(&[(key, 65536)]).map_err(i64::from)?.remove(0);
+        let (code, mut value) = self
+            .get_sized(&[(key, 65536)])
+            .map_err(i64::from)?
+            .remove(0);
         if code < 0 {
             return Err(code);
         }
@@ -251,12 +292,22 @@ impl Client {
         unsafe { (bridge().remove)(self.handle, key.as_ptr(), force.into()) }
     }
 
-    pub fn batch_remove<K: AsRef<[u8]>>(&self, keys: &[K], force: bool) -> Result<Vec<c_int>, c_int> {
+    pub fn batch_remove<K: AsRef<[u8]>>(
+        &self,
+        keys: &[K],
+        force: bool,
+    ) -> Result<Vec<c_int>, c_int> {
         let (_own, keys) = c_keys(keys);
         let mut results = vec![c_int::MIN; keys.len()];
         // SAFETY: arrays of the length given.
         let code = unsafe {
-            (bridge().batch_remove)(self.handle, keys.as_ptr(), keys.len(), force.into(), results.as_mut_ptr())
+            (bridge().batch_remove)(
+                self.handle,
+                keys.as_ptr(),
+                keys.len(),
+                force.into(),
+                results.as_mut_ptr(),
+            )
         };
         if code == 0 { Ok(results) } else { Err(code) }
     }
@@ -272,9 +323,17 @@ impl Drop for Client {
 pub const CANARY: u8 = 0xA5;
 
 fn c_keys<K: AsRef<[u8]>>(keys: &[K]) -> (Vec<CString>, Vec<*const c_char>) {
-    let own: Vec<_> = keys.iter().map(|key| CString::new(key.as_ref()).expect("no NUL")).collect();
+    let own: Vec<_> = keys
+        .iter()
+        .map(|key| CString::new(key.as_ref()).expect("no NUL"))
+        .collect();
     let pointers = own.iter().map(|key| key.as_ptr()).collect();
     (own, pointers)
+}
+
+/// A name that no other process of the tests uses.
+pub fn instance(name: &str) -> String {
+    format!("bridge-{name}-{}", std::process::id())
 }
 
 /// A master and a storage node, ended when dropped.
@@ -286,16 +345,26 @@ pub struct Mooncake {
 
 impl Mooncake {
     pub fn up(name: &str, arguments: &[&str]) -> Mooncake {
-        let name = format!("bridge-{name}-{}", std::process::id());
-        let json = run(&name, &[&["up", "--segment", "256MB"], arguments].concat());
+        Mooncake::named(&instance(name), arguments)
+    }
+
+    pub fn named(name: &str, arguments: &[&str]) -> Mooncake {
+        let json = run(name, &[&["up", "--segment", "256MB"], arguments].concat());
         assert_eq!(json.lines().count(), 1, "one line: {json}");
         let field = |field: &str| {
-            let rest = json.split(&format!("\"{field}\": \"")).nth(1).unwrap_or_else(|| panic!("{field} in {json}"));
+            let rest = json
+                .split(&format!("\"{field}\": \""))
+                .nth(1)
+                .unwrap_or_else(|| panic!("{field} in {json}"));
             rest.split('"').next().unwrap().to_owned()
         };
         assert_eq!(field("type"), "mooncake_store");
         assert_eq!(field("global_segment_size"), "0");
-        Mooncake { master: field("master_server_addr"), metadata: field("metadata_server"), name }
+        Mooncake {
+            master: field("master_server_addr"),
+            metadata: field("metadata_server"),
+            name: name.to_owned(),
+        }
     }
 
     pub fn dictionary(&self) -> Vec<(&str, &str)> {
@@ -315,8 +384,12 @@ impl Mooncake {
 
     pub fn counter(&self, name: &str) -> u64 {
         let page = self.command("metrics");
-        let line = page.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
-        line.unwrap_or_else(|| panic!("{name} in {page}")).parse().unwrap()
+        let line = page
+            .lines()
+            .find_map(|line| line.strip_prefix(&format!("{name} ")));
+        line.unwrap_or_else(|| panic!("{name} in {page}"))
+            .parse()
+            .unwrap()
     }
 }
 
@@ -326,7 +399,7 @@ impl Drop for Mooncake {
     }
 }
 
-fn run(instance: &str, arguments: &[&str]) -> String {
+pub fn run(instance: &str, arguments: &[&str]) -> String {
     let output = Command::new(project().join("tools/mooncake"))
         .args(arguments)
         .env("MOONRING_MOONCAKE_INSTANCE", instance)
