@@ -79,6 +79,8 @@ fn left_note(left: &[String]) -> String {
 pub struct StartReport {
     /// The store's name.
     pub store: String,
+    /// The version of what is behind the store, where it is known.
+    pub store_version: Option<String>,
     /// What the store can do.
     pub capabilities: Capabilities,
     /// One entry per worker.
@@ -218,12 +220,14 @@ impl EngineBuilder {
         let memory = Memory::register(&*self.store, regions, config.max_registration)?;
         let mut report = StartReport {
             store: self.store.name().to_owned(),
+            store_version: self.store.version(),
             capabilities: self.store.capabilities(),
             workers: Vec::new(),
             regions: memory.report(),
             identical_regions: identical,
             warnings: self.warnings,
         };
+        report.warnings.extend(self.store.warnings());
         for plan in &plans {
             report.workers.push(WorkerStart {
                 name: plan.name.clone(),
@@ -394,8 +398,8 @@ impl Drop for Leaving {
     }
 }
 
-/// The host's signals are the host's: none is handled on a worker's thread.
-fn block_signals() {
+/// The host's signals are the host's: none is handled on a thread of ours.
+pub(crate) fn block_signals() {
     // SAFETY: plain calls on a local set; the mask changed is that of this thread, which is ours. Signals that a fault
     // raises on the thread itself stay unblocked, as blocking them is undefined.
     unsafe {
