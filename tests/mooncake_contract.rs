@@ -14,8 +14,8 @@ fn keeps_the_contract(name: &str, kind: Kind, protocol: &str) {
     let Some(library) = StandIn::compile(kind) else {
         return;
     };
-    let config = Master::listen();
-    let config = config.config(&format!(r#""protocol": "{protocol}""#));
+    let master = Master::listen();
+    let config = master.config(&format!(r#""protocol": "{protocol}""#));
     let rdma = protocol == "rdma";
     // The region of an engine that is not there.
     let region = [0u8; 64];

@@ -9,6 +9,7 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use moonring::L2Adapter;
@@ -16,7 +17,7 @@ use moonring::config::{MooncakeConfig, StoreConfig};
 use moonring::store::{MooncakeError, MooncakeStore, OpenOptions};
 
 /// Which stand-in.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub enum Kind {
     /// The store behind the shim, with all extensions.
     Store,
@@ -37,49 +38,14 @@ pub struct StandIn {
 impl StandIn {
     /// `None`, said aloud: there is no compiler.
     pub fn compile(kind: Kind) -> Option<Self> {
+        static COMPILED: [OnceLock<Option<PathBuf>>; 4] = [const { OnceLock::new() }; 4];
         static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let (own, seam) = (root.join("tests/standin"), root.join("src/store/mooncake"));
+        let compiled = COMPILED[kind as usize]
+            .get_or_init(|| compile(kind))
+            .as_ref()?;
         let number = COUNT.fetch_add(1, Relaxed);
-        let name = format!("libstandin-{}-{number}.so", std::process::id());
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-        let cpp = matches!(kind, Kind::Store | Kind::Official);
-        let (variable, default) = if cpp { ("CXX", "c++") } else { ("CC", "cc") };
-        let compiler = std::env::var(variable).unwrap_or_else(|_| default.to_owned());
-        let mut command = Command::new(&compiler);
-        command.args([
-            "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-Wl,-Bsymbolic", "-pthread", "-o",
-        ]);
-        command.arg(&path).arg("-I").arg(&own).arg("-I").arg(&seam);
-        if cpp {
-            command
-                .arg("-std=c++20")
-                .arg("-DMOONRING_MOONCAKE_VERSION=\"stand-in\"");
-            command
-                .arg(seam.join("shim.cpp"))
-                .arg(own.join("standin.cpp"));
-        } else {
-            command.arg(own.join("faulty.c"));
-        }
-        match kind {
-            Kind::Official => {
-                let map = own.join("official.map");
-                command.arg(format!("-Wl,--version-script={}", map.display()));
-            }
-            Kind::FaultyWithoutBatchGet => {
-                command.arg("-DWITHOUT_BATCH_GET");
-            }
-            Kind::Store | Kind::Faulty => {}
-        }
-        match command.output() {
-            Ok(done) if done.status.success() => {}
-            Ok(done) => panic!("{compiler}: {}", String::from_utf8_lossy(&done.stderr)),
-            Err(error) => {
-                assert!(!required("compiler"), "{compiler} is required: {error}");
-                eprintln!("SKIPPED: no stand-in: {compiler}: {error}");
-                return None;
-            }
-        }
+        let path = compiled.with_extension(format!("{}-{number}.so", std::process::id()));
+        std::fs::copy(compiled, &path).expect("a copy");
         // SAFETY: the library was just compiled from this project's files.
         let library = unsafe { libloading::Library::new(&path) }.expect("it opens");
         Some(Self { path, library })
@@ -176,6 +142,61 @@ impl StandIn {
 
     pub fn options(&self) -> OpenOptions {
         OpenOptions::default().library(&self.path)
+    }
+}
+
+/// Compiles a stand-in.
+fn compile(kind: Kind) -> Option<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (own, seam) = (root.join("tests/standin"), root.join("src/store/mooncake"));
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("libstandin-{kind:?}.so"));
+    // Other test processes may do the same now.
+    let new = path.with_extension(format!("{}.new", std::process::id()));
+    let cpp = matches!(kind, Kind::Store | Kind::Official);
+    let (variable, default) = if cpp { ("CXX", "c++") } else { ("CC", "cc") };
+    let compiler = std::env::var(variable).unwrap_or_else(|_| default.to_owned());
+    let mut command = Command::new(&compiler);
+    // Symbolic: several copies in one process keep to themselves.
+    command.args([
+        "-shared",
+        "-fPIC",
+        "-Wl,-Bsymbolic",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-pthread",
+        "-o",
+    ]);
+    command.arg(&new).arg("-I").arg(&own).arg("-I").arg(&seam);
+    if cpp {
+        command.args(["-std=c++20", "-DMOONRING_MOONCAKE_VERSION=\"stand-in\""]);
+        command
+            .arg(seam.join("shim.cpp"))
+            .arg(own.join("standin.cpp"));
+    } else {
+        command.arg(own.join("faulty.c"));
+    }
+    match kind {
+        Kind::Official => {
+            let map = own.join("official.map");
+            command.arg(format!("-Wl,--version-script={}", map.display()));
+        }
+        Kind::FaultyWithoutBatchGet => {
+            command.arg("-DWITHOUT_BATCH_GET");
+        }
+        Kind::Store | Kind::Faulty => {}
+    }
+    match command.output() {
+        Ok(done) if done.status.success() => {
+            std::fs::rename(&new, &path).expect("renamed");
+            Some(path)
+        }
+        Ok(done) => panic!("{compiler}: {}", String::from_utf8_lossy(&done.stderr)),
+        Err(error) => {
+            assert!(!required("compiler"), "{compiler} is required: {error}");
+            eprintln!("SKIPPED: no stand-in: {compiler}: {error}");
+            None
+        }
     }
 }
 
