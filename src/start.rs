@@ -217,6 +217,14 @@ impl EngineBuilder {
         )?;
         let plans = plan(&groups, cores);
         let (regions, identical) = distinct(self.regions)?;
+        let mut warnings = self.warnings;
+        if self.store.capabilities().needs_registration {
+            // Before it is registered, which makes all pages present: one fault after the other, inside one call.
+            let absent = regions.iter().enumerate().filter(|(_, r)| !r.is_present());
+            warnings.extend(absent.map(|(i, _)| {
+                format!("region {i} was not prefaulted: its registration takes long, and a page may lie on a far node (LMCache: --no-l1-use-lazy)")
+            }));
+        }
         let memory = Memory::register(&*self.store, regions, config.max_registration)?;
         let mut report = StartReport {
             store: self.store.name().to_owned(),
@@ -225,7 +233,7 @@ impl EngineBuilder {
             workers: Vec::new(),
             regions: memory.report(),
             identical_regions: identical,
-            warnings: self.warnings,
+            warnings,
         };
         report.warnings.extend(self.store.warnings());
         for plan in &plans {

@@ -59,6 +59,7 @@ fn child(test: &str, variables: &[(&str, &str)]) -> Output {
         "MOONCAKE_STORE_LIBRARY",
         "MOONRING_MOONCAKE_BRIDGE",
         "XDG_DATA_HOME",
+        "MOONRING_MOONCAKE_DIR",
         "MC_MAX_MR_SIZE",
     ] {
         command.env_remove(name);

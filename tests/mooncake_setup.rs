@@ -394,3 +394,28 @@ fn open_passes_mooncakes_errors_on() {
         other => panic!("{other:?}"),
     }
 }
+
+#[test]
+fn a_region_that_was_not_prefaulted_warns_where_memory_is_registered() {
+    for (needs_registration, prefault) in [(true, false), (true, true), (false, false)] {
+        let options = store::MemoryOptions {
+            needs_registration,
+            ..store::MemoryOptions::default()
+        };
+        let memory = store::MemoryStore::new(options).expect("options");
+        let region = RegionOptions::new(4 << 20).prefault(prefault);
+        let region = Region::allocate(region).expect("memory");
+        let engine = Engine::builder(Arc::new(memory)).region(region).start();
+        let report = engine.expect("it starts").start_report().clone();
+        let warned = report
+            .warnings
+            .iter()
+            .any(|w| w.contains("region 0 was not prefaulted"));
+        assert_eq!(
+            warned,
+            needs_registration && !prefault,
+            "{:?}",
+            report.warnings
+        );
+    }
+}

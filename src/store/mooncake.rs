@@ -7,8 +7,8 @@
 //!    `libmooncake_store.so`, built with `WITH_STORE_C_SHARED`), `MOONRING_MOONCAKE_BRIDGE`. If it is none, no other is tried;
 //! 2. in a linked build (`BUILD_MOONCAKE=1`, see `build/mooncake.rs`) what was linked in;
 //! 3. `libmooncake_store.so` where the loader finds it;
-//! 4. the bridge to the PyPI wheel, `libmoonring_wheel_bridge.so`, where it is set up: in `moonring` in `$XDG_DATA_HOME`, or in
-//!    `~/.local/share`.
+//! 4. the bridge to the PyPI wheel, `libmoonring_wheel_bridge.so`, where it is set up: in `$MOONRING_MOONCAKE_DIR`, or in
+//!    `moonring` in `$XDG_DATA_HOME` or `~/.local/share`.
 //!
 //! # What reaches Mooncake's set-up
 //! With the extensions (2 and 4) every key of the configuration, as it is. The C interface has arguments instead:

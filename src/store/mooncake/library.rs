@@ -1,9 +1,9 @@
 //! Finding and opening the library that the seam's functions come from.
 
-use std::ffi::{OsStr, OsString, c_void};
+use std::ffi::{OsString, c_void};
 use std::path::{Path, PathBuf};
 
-use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
+use libloading::os::unix::{Library as Loaded, RTLD_LOCAL, RTLD_NOW};
 
 use super::MooncakeError;
 use super::functions::Functions;
@@ -14,7 +14,9 @@ pub const LIBRARY_VARIABLE: &str = "MOONCAKE_STORE_LIBRARY";
 pub const BRIDGE_VARIABLE: &str = "MOONRING_MOONCAKE_BRIDGE";
 
 const ON_LOADERS_PATH: &str = "libmooncake_store.so";
-const BRIDGE: &str = "moonring/libmoonring_wheel_bridge.so";
+/// Where `tools/mooncake setup` puts what it makes, if not to its usual place.
+const SETUP_VARIABLE: &str = "MOONRING_MOONCAKE_DIR";
+const BRIDGE: &str = "libmoonring_wheel_bridge.so";
 
 /// The functions, and where they came from.
 #[derive(Clone)]
@@ -103,20 +105,26 @@ fn candidates(
         asked_for: false,
     };
     let mut all = vec![found(PathBuf::from(ON_LOADERS_PATH), "the loader's path")];
-    all.extend(data.map(|data| found(data.join(BRIDGE), "tools/mooncake setup")));
+    let bridges = [
+        set(SETUP_VARIABLE).map(|folder| Path::new(&folder).join(BRIDGE)),
+        data.map(|data| data.join("moonring").join(BRIDGE)),
+    ];
+    let bridges = bridges.into_iter().flatten();
+    all.extend(bridges.map(|path| found(path, "tools/mooncake setup")));
     all
 }
 
 fn open(candidate: &Candidate) -> Result<Library, MooncakeError> {
     let path = candidate.path.display().to_string();
     let origin = candidate.origin;
+    // Its names are kept to itself; the bridge shows those of its Python to all by itself.
     // SAFETY: opening runs the library's initialisers. That it may is what naming it means; they run on a thread of ours,
     // see `setup`.
-    let loaded = unsafe { load(candidate.path.as_os_str()) };
-    let loaded = loaded.map_err(|reason| MooncakeError::Library {
+    let loaded = unsafe { Loaded::open(Some(&candidate.path), RTLD_NOW | RTLD_LOCAL) };
+    let loaded = loaded.map_err(|error| MooncakeError::Library {
         path: path.clone(),
         origin,
-        reason,
+        reason: told(&error),
     })?;
     let find = |symbol: &'static str| {
         // SAFETY: only the address is taken; `Functions` gives it its type.
@@ -132,25 +140,6 @@ fn open(candidate: &Candidate) -> Result<Library, MooncakeError> {
     })?;
     std::mem::forget(loaded);
     Ok(Library { functions, path })
-}
-
-/// Opens a library with its names kept to itself; those of the bridge, and of the Python that it brings along, are shown to
-/// all, as Python's own extensions look for them.
-///
-/// # Safety
-/// The library's initialisers must be fit to run.
-unsafe fn load(path: &OsStr) -> Result<Loaded, String> {
-    let open = |flags| {
-        // SAFETY: the caller vouches for the initialisers.
-        unsafe { Loaded::open(Some(path), flags) }.map_err(|error| told(&error))
-    };
-    let loaded = open(RTLD_NOW | RTLD_LOCAL)?;
-    // SAFETY: only asks whether the name is there.
-    if unsafe { loaded.get::<*mut c_void>(b"moonring_mooncake_setup_dict") }.is_ok() {
-        // A library that is open already gets the wider visibility.
-        std::mem::forget(open(RTLD_NOW | RTLD_GLOBAL)?);
-    }
-    Ok(loaded)
 }
 
 /// The loader's own words, which libloading keeps as the cause.
@@ -212,6 +201,13 @@ mod tests {
         assert_eq!(found, [loader.clone(), bridge("/h/.local/share")]);
         let found = places(None, &[home, ("XDG_DATA_HOME", "/d")]);
         assert_eq!(found, [loader.clone(), bridge("/d")]);
+        let at_setup = (
+            "/s/libmoonring_wheel_bridge.so".to_owned(),
+            "tools/mooncake setup",
+            false,
+        );
+        let found = places(None, &[home, (SETUP_VARIABLE, "/s")]);
+        assert_eq!(found, [loader.clone(), at_setup, bridge("/h/.local/share")]);
         // As the standard says: a relative path is no path.
         let found = places(None, &[home, ("XDG_DATA_HOME", "d")]);
         assert_eq!(found, [loader.clone(), bridge("/h/.local/share")]);
