@@ -41,7 +41,7 @@ pub enum OpenError {
 pub struct OpenOptions {
     /// How long opening may take. Default 30 s.
     pub setup_timeout: Duration,
-    /// Mooncake's library; `None`: it is looked for, see [`mooncake`](super::mooncake).
+    /// Mooncake's library; `None`: it is looked for, see [`mooncake`].
     pub library: Option<PathBuf>,
     /// Address and length in bytes of the region that the engine will be started with. `protocol: "rdma"` demands one.
     pub region: Option<(usize, usize)>,
