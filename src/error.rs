@@ -49,6 +49,9 @@ pub enum OpError {
     /// The store refused the arguments.
     #[error("the store refused the arguments as invalid")]
     InvalidArgument,
+    /// The store takes this client for none that may do this, as after its master lost sight of it.
+    #[error("the store does not let this client do it")]
+    IllegalClient,
     /// No storage segment is mounted, or it is gone.
     #[error("no storage segment is available")]
     NoSegment,
@@ -134,6 +137,7 @@ op_error_codes! {
     OpError::Busy => Busy "busy",
     OpError::AlreadyExists => AlreadyExists "already_exists",
     OpError::InvalidArgument => InvalidArgument "invalid_argument",
+    OpError::IllegalClient => IllegalClient "illegal_client",
     OpError::NoSegment => NoSegment "no_segment",
     OpError::TransferFailed => TransferFailed "transfer_failed",
     OpError::ChecksumMismatch => ChecksumMismatch "checksum_mismatch",

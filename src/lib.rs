@@ -64,7 +64,7 @@
 //!
 //! # Not in this version
 //! Deadlines, cancel, classes and the quarantine of spans: the life of an op is drawn for them in
-//! [`moonring_rings::slots`]. The store `mooncake_store`, whose configuration is read and checked already.
+//! [`moonring_rings::slots`].
 
 mod affinity;
 mod batch;

@@ -241,6 +241,20 @@ impl Region {
     }
 
     /// Gives the part from where the last pool ended to `layout`, which returns where its own ends.
+    /// Whether memory is behind its pages now, judged by up to 64 of them. `true` where the kernel doesn't tell.
+    pub(crate) fn is_present(&self) -> bool {
+        let page = limits::page_size();
+        let samples = self.len().div_ceil(page).min(64);
+        let base = self.base().addr().get();
+        (0..samples).all(|i| {
+            let at = (base + self.len() / samples * i) / page * page;
+            let mut present = 0u8;
+            // SAFETY: only asks; one byte for one page, and `present` is one. The page lies in the region, which is mapped.
+            let failed = unsafe { libc::mincore(at as *mut libc::c_void, 1, &mut present) } != 0;
+            failed || present & 1 != 0
+        })
+    }
+
     pub(crate) fn carve<T>(
         &self,
         layout: impl FnOnce(usize) -> Result<(T, usize), RegionError>,

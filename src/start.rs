@@ -79,6 +79,8 @@ fn left_note(left: &[String]) -> String {
 pub struct StartReport {
     /// The store's name.
     pub store: String,
+    /// The version of what is behind the store, where it is known.
+    pub store_version: Option<String>,
     /// What the store can do.
     pub capabilities: Capabilities,
     /// One entry per worker.
@@ -215,15 +217,25 @@ impl EngineBuilder {
         )?;
         let plans = plan(&groups, cores);
         let (regions, identical) = distinct(self.regions)?;
+        let mut warnings = self.warnings;
+        if self.store.capabilities().needs_registration {
+            // Before it is registered, which makes all pages present: one fault after the other, inside one call.
+            let absent = regions.iter().enumerate().filter(|(_, r)| !r.is_present());
+            warnings.extend(absent.map(|(i, _)| {
+                format!("region {i} was not prefaulted: its registration takes long, and a page may lie on a far node (LMCache: --no-l1-use-lazy)")
+            }));
+        }
         let memory = Memory::register(&*self.store, regions, config.max_registration)?;
         let mut report = StartReport {
             store: self.store.name().to_owned(),
+            store_version: self.store.version(),
             capabilities: self.store.capabilities(),
             workers: Vec::new(),
             regions: memory.report(),
             identical_regions: identical,
-            warnings: self.warnings,
+            warnings,
         };
+        report.warnings.extend(self.store.warnings());
         for plan in &plans {
             report.workers.push(WorkerStart {
                 name: plan.name.clone(),
@@ -394,8 +406,8 @@ impl Drop for Leaving {
     }
 }
 
-/// The host's signals are the host's: none is handled on a worker's thread.
-fn block_signals() {
+/// The host's signals are the host's: none is handled on a thread of ours.
+pub(crate) fn block_signals() {
     // SAFETY: plain calls on a local set; the mask changed is that of this thread, which is ours. Signals that a fault
     // raises on the thread itself stay unblocked, as blocking them is undefined.
     unsafe {

@@ -141,7 +141,7 @@ fn every_knob_is_read() {
         r#"{"type": "null", "num_workers": 64, "per_op_workers": {"delete": 64, "lookup": 1},
             "moonring": {"max_batch": 4096, "max_batch_bytes": "1 GB", "share_bytes": 1, "ring_depth": 1048576,
               "max_pairs": 4096, "spin_us": 1000000, "cores": [4, 0, 1023], "busy_poll": true, "max_key": "1MiB",
-              "long_keys": 65536, "max_registration": "16MB"}}"#,
+              "long_keys": 65536, "max_registration": "16MB", "setup_timeout": 3600}}"#,
     );
     let built = EngineConfig::default()
         .num_workers(64)
@@ -157,7 +157,8 @@ fn every_knob_is_read() {
         .busy_poll(true)
         .max_key(1 << 20)
         .long_keys(65_536)
-        .max_registration(Some(16 << 20));
+        .max_registration(Some(16 << 20))
+        .setup_timeout(3600);
     assert_eq!(built.validate(), Ok(()));
     assert_eq!(adapter.engine, built);
     assert!(adapter.warnings().is_empty());
@@ -202,6 +203,7 @@ fn the_documented_defaults() {
                 "max_key": 1024,
                 "long_keys": 16,
                 "max_registration": null,
+                "setup_timeout": 30,
             },
         })
     );
@@ -220,7 +222,7 @@ fn the_effective_configuration_prints_in_one_order() {
             r#"{"type":"memory","num_workers":3,"per_op_workers":{"lookup":1,"store":2},"capacity":67108864,"#,
             r#""lease_ms":0,"moonring":{"max_batch":128,"max_batch_bytes":67108864,"share_bytes":1048576,"#,
             r#""ring_depth":4096,"max_pairs":512,"spin_us":20,"cores":[1],"busy_poll":false,"max_key":1024,"#,
-            r#""long_keys":16,"max_registration":null}}"#
+            r#""long_keys":16,"max_registration":null,"setup_timeout":30}}"#
         )
     );
 }
@@ -377,7 +379,7 @@ fn nothing_is_accepted_and_dropped() {
         "moonring": {
             "max_batch": 13, "max_batch_bytes": 14, "share_bytes": 12, "ring_depth": 16, "max_pairs": 17,
             "spin_us": 18, "cores": [19, 20], "busy_poll": true, "max_key": 21, "long_keys": 22,
-            "max_registration": 23,
+            "max_registration": 23, "setup_timeout": 24,
         },
     });
     assert_eq!(parse(&given.to_string()).effective(), given);

@@ -30,7 +30,7 @@ fn key() -> impl Strategy<Value = String> {
     let names = "type num_workers per_op_workers eviction moonring capacity lease_ms inner seed delay_us \
         delay_ns_per_key delay_ns_per_byte key_error_rate call_error_rate wrong_count flip_bytes unwritten swapped \
         panics rate calls op lookup retrieve store delete max_batch max_batch_bytes share_bytes ring_depth max_pairs \
-        spin_us cores busy_poll max_key long_keys max_registration protocol local_hostname";
+        spin_us cores busy_poll max_key long_keys max_registration setup_timeout protocol local_hostname";
     let names: Vec<String> = names.split_whitespace().map(str::to_owned).collect();
     prop_oneof![9 => prop::sample::select(names), 1 => any::<String>()]
 }
@@ -144,6 +144,7 @@ fn valid_json() -> impl Strategy<Value = String> {
         member("max_key", size(1 << 20)),
         member("long_keys", number(0..=65_536)),
         member("max_registration", size(1 << 50)),
+        member("setup_timeout", number(1..=3600)),
     ]
     .prop_map(braced);
     let common = vec![

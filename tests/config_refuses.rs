@@ -122,6 +122,12 @@ fn builder_and_json_agree() {
         (r#""moonring": {"long_keys": 65537}"#, |c| {
             c.long_keys(65_537)
         }),
+        (r#""moonring": {"setup_timeout": 0}"#, |c| {
+            c.setup_timeout(0)
+        }),
+        (r#""moonring": {"setup_timeout": 3601}"#, |c| {
+            c.setup_timeout(3601)
+        }),
         (r#""moonring": {"max_registration": 0}"#, |c| {
             c.max_registration(Some(0))
         }),
@@ -219,7 +225,7 @@ fn engine_knobs() {
         (
             r#""max_bach": 5"#,
             "moonring.max_bach: unknown key (want max_batch, max_batch_bytes, share_bytes, ring_depth, max_pairs, \
-             spin_us, cores, busy_poll, max_key, long_keys, max_registration)",
+             spin_us, cores, busy_poll, max_key, long_keys, max_registration, setup_timeout)",
         ),
     ] {
         assert_refused(

@@ -17,6 +17,8 @@ const SPIN_US: Limits = Limits::integer(0, 1_000_000);
 const MAX_KEY: Limits = Limits::size(1, 1 << 20);
 const LONG_KEYS: Limits = Limits::integer(0, 65_536);
 const MAX_REGISTRATION: Limits = Limits::size(1, MAX_BYTES);
+/// An hour.
+const SETUP_TIMEOUT: Limits = Limits::integer(1, 3600);
 /// `CPU_SETSIZE` of Linux: a core id from 1024 on can't be pinned to.
 const CORE: Limits = Limits::integer(0, 1023);
 
@@ -91,6 +93,7 @@ pub enum CoreChoice {
 /// | `max_key` | 1024 | 1 to 1 MiB, a size | longest key, in bytes |
 /// | `long_keys` | 16 | 0 to 65,536 | per submitter: places for keys over 255 bytes |
 /// | `max_registration` | none | a size over 0, or null | largest piece, in bytes, in which a region is registered; the smaller of this and the store's own limit |
+/// | `setup_timeout` | 30 | 1 to 3600 | seconds that opening the store may take |
 ///
 /// ```
 /// use moonring::{EngineConfig, OpKind};
@@ -131,6 +134,8 @@ pub struct EngineConfig {
     pub long_keys: usize,
     /// Largest piece, in bytes, in which a region is registered; `None`: the store's own limit.
     pub max_registration: Option<usize>,
+    /// Seconds that opening the store may take.
+    pub setup_timeout: u32,
 }
 
 impl Default for EngineConfig {
@@ -149,6 +154,7 @@ impl Default for EngineConfig {
             max_key: 1024,
             long_keys: 16,
             max_registration: None,
+            setup_timeout: 30,
         }
     }
 }
@@ -178,6 +184,7 @@ impl EngineConfig {
         max_key: usize,
         long_keys: usize,
         max_registration: Option<usize>,
+        setup_timeout: u32,
     }
 
     /// Gives an op kind workers of its own: its part of [`per_op_workers`](Self#structfield.per_op_workers).
@@ -207,6 +214,7 @@ impl EngineConfig {
         if let Some(bytes) = self.max_registration {
             MAX_REGISTRATION.check("moonring.max_registration", bytes)?;
         }
+        SETUP_TIMEOUT.check("moonring.setup_timeout", self.setup_timeout as usize)?;
         Ok(())
     }
 
@@ -308,6 +316,10 @@ impl EngineConfig {
                 _ => Some(field.count(MAX_REGISTRATION)?),
             };
         }
+        if let Some(field) = knobs.take("setup_timeout") {
+            let seconds = field.number(SETUP_TIMEOUT)?;
+            self.setup_timeout = u32::try_from(seconds).map_err(|_| field.refuse(SETUP_TIMEOUT))?;
+        }
         knobs.finish(&[
             "max_batch",
             "max_batch_bytes",
@@ -320,6 +332,7 @@ impl EngineConfig {
             "max_key",
             "long_keys",
             "max_registration",
+            "setup_timeout",
         ])
     }
 
@@ -356,6 +369,7 @@ impl EngineConfig {
             "max_key": self.max_key,
             "long_keys": self.long_keys,
             "max_registration": self.max_registration,
+            "setup_timeout": self.setup_timeout,
         })
     }
 }

@@ -54,6 +54,7 @@
 mod batch;
 pub mod direct;
 pub mod memory;
+pub mod mooncake;
 mod null;
 mod open;
 mod option_error;
@@ -63,8 +64,9 @@ pub use batch::{DeleteBatch, LookupBatch, RetrieveBatch, StoreBatch};
 #[allow(unused_imports)] // the worker's, which is not written yet
 pub(crate) use batch::{Keys, RawResult, UNSET};
 pub use memory::{MemoryOptions, MemoryStore};
+pub use mooncake::{MooncakeError, MooncakeStore};
 pub use null::NullStore;
-pub use open::{OpenError, OpenedStore, open};
+pub use open::{OpenError, OpenOptions, OpenedStore, max_registration, open, open_with};
 pub use option_error::OptionError;
 pub use sim::{SimOptions, SimStore};
 
@@ -139,6 +141,16 @@ pub trait Store: Send + Sync + 'static {
     /// What it can do.
     fn capabilities(&self) -> Capabilities {
         Capabilities::default()
+    }
+
+    /// The version of what is behind it, where it is known.
+    fn version(&self) -> Option<String> {
+        None
+    }
+
+    /// What deserved attention so far, for the start report: asked once, after the memory was registered.
+    fn warnings(&self) -> Vec<String> {
+        Vec::new()
     }
 
     /// Makes memory known to the store. Called at start, for each piece of each region.

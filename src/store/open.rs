@@ -1,11 +1,17 @@
 //! From a configuration to a store.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::sim::When;
-use super::{MemoryOptions, MemoryStore, NullStore, OptionError, SimOptions, SimStore, Store};
-use crate::config::{Fault, FaultWhen, InnerStore, MemoryConfig, SimConfig, StoreConfig};
+use super::{
+    MemoryOptions, MemoryStore, MooncakeError, MooncakeStore, NullStore, OptionError, SimOptions,
+    SimStore, Store, mooncake,
+};
+use crate::config::{
+    EngineConfig, Fault, FaultWhen, InnerStore, MemoryConfig, SimConfig, StoreConfig,
+};
 
 /// A store that was opened by its configuration.
 #[derive(Clone)]
@@ -24,19 +30,91 @@ pub enum OpenError {
     /// An option that makes no sense.
     #[error(transparent)]
     Option(#[from] OptionError),
-    /// The store is not part of this build.
-    #[error("type: {name} is not part of this build; it has memory, null and sim")]
-    NotBuilt {
-        /// Its `type`.
-        name: &'static str,
-    },
+    /// Mooncake, or what leads to it.
+    #[error(transparent)]
+    Mooncake(#[from] MooncakeError),
+}
+
+/// What a store is opened with beside its configuration. Only the `mooncake_store` has use for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OpenOptions {
+    /// How long opening may take. Default 30 s.
+    pub setup_timeout: Duration,
+    /// Mooncake's library; `None`: it is looked for, see [`mooncake`].
+    pub library: Option<PathBuf>,
+    /// Address and length in bytes of the region that the engine will be started with. `protocol: "rdma"` demands one.
+    pub region: Option<(usize, usize)>,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self {
+            setup_timeout: seconds(&EngineConfig::default()),
+            library: None,
+            region: None,
+        }
+    }
+}
+
+impl OpenOptions {
+    /// With the limit that the engine's configuration has.
+    #[must_use]
+    pub fn new(config: &EngineConfig) -> Self {
+        Self {
+            setup_timeout: seconds(config),
+            ..Self::default()
+        }
+    }
+
+    /// Sets [`library`](Self#structfield.library).
+    #[must_use]
+    pub fn library(mut self, path: impl Into<PathBuf>) -> Self {
+        self.library = Some(path.into());
+        self
+    }
+
+    /// Sets [`region`](Self#structfield.region).
+    #[must_use]
+    pub fn region(mut self, base: *const u8, len: usize) -> Self {
+        self.region = Some((base as usize, len));
+        self
+    }
+
+    /// Sets [`setup_timeout`](Self#structfield.setup_timeout).
+    #[must_use]
+    pub fn setup_timeout(mut self, limit: Duration) -> Self {
+        self.setup_timeout = limit;
+        self
+    }
+}
+
+fn seconds(config: &EngineConfig) -> Duration {
+    Duration::from_secs(config.setup_timeout.into())
+}
+
+/// The largest piece, in bytes, in which the store of this configuration will register memory, before it is opened; `None`: no
+/// limit. For those who lay a region out before they open the store.
+pub fn max_registration(config: &StoreConfig) -> Option<usize> {
+    match config {
+        StoreConfig::MooncakeStore(_) => mooncake::max_registration(),
+        _ => None,
+    }
+}
+
+/// Opens the store that a configuration names, with the default [`OpenOptions`].
+///
+/// # Errors
+/// [`OpenError`].
+pub fn open(config: &StoreConfig) -> Result<OpenedStore, OpenError> {
+    open_with(config, &OpenOptions::default())
 }
 
 /// Opens the store that a configuration names.
 ///
 /// # Errors
 /// [`OpenError`].
-pub fn open(config: &StoreConfig) -> Result<OpenedStore, OpenError> {
+pub fn open_with(config: &StoreConfig, options: &OpenOptions) -> Result<OpenedStore, OpenError> {
     let store: Arc<dyn Store> = match config {
         StoreConfig::Memory(memory) => memory_store(memory)?,
         StoreConfig::Null => Arc::new(NullStore),
@@ -51,10 +129,7 @@ pub fn open(config: &StoreConfig) -> Result<OpenedStore, OpenError> {
                 sim: Some(sim),
             });
         }
-        StoreConfig::MooncakeStore(_) => {
-            let name = config.type_name();
-            return Err(OpenError::NotBuilt { name });
-        }
+        StoreConfig::MooncakeStore(config) => Arc::new(MooncakeStore::open(config, options)?),
     };
     Ok(OpenedStore { store, sim: None })
 }

@@ -126,7 +126,7 @@ impl Need {
 }
 
 impl Session {
-    /// Opens the store, allocates the region and starts the engine.
+    /// Allocates the region, opens the store and starts the engine.
     ///
     /// # Errors
     /// Bad input: the region's size, or what the store or the engine refuse.
@@ -135,18 +135,13 @@ impl Session {
         need: &Need,
         region_bytes: Option<u64>,
     ) -> Result<Self, Failure> {
-        let opened = store::open(&adapter.store)
-            .map_err(|e| Failure::input(format!("--l2-adapter: {e}")))?;
-        let store = opened.store;
         let limits = [
-            store.capabilities().max_registration,
+            store::max_registration(&adapter.store),
             adapter.engine.max_registration,
         ];
         let max = limits.into_iter().flatten().min();
-        let mut builder = Engine::builder(store)
-            .config(adapter.engine.clone())
-            .warnings(adapter.warnings().iter().cloned());
-        let mut slots = None;
+        let mut options = store::OpenOptions::new(&adapter.engine);
+        let mut memory = None;
         if need.slots > 0 {
             let bytes = need.region_bytes(region_bytes, max.map(|max| max as u64))?;
             let region = Region::allocate(RegionOptions::new(bytes))
@@ -155,13 +150,24 @@ impl Session {
                 size: need.slot_bytes as usize,
                 count: need.slots as usize,
             };
-            let mut options = SlotPoolOptions::default();
+            let mut slots = SlotPoolOptions::default();
             if let Some(max) = max.and_then(NonZeroUsize::new) {
-                options = options.max_registration(max);
+                slots = slots.max_registration(max);
             }
-            let pool = region.slot_pool_with(&[class], options);
-            slots = Some(pool.map_err(|e| Failure::input(format!("slots: {e}")))?);
+            let pool = region.slot_pool_with(&[class], slots);
+            let pool = pool.map_err(|e| Failure::input(format!("slots: {e}")))?;
+            options = options.region(region.base().as_ptr(), region.len());
+            memory = Some((region, pool));
+        }
+        let opened = store::open_with(&adapter.store, &options)
+            .map_err(|e| Failure::input(format!("--l2-adapter: {e}")))?;
+        let mut builder = Engine::builder(opened.store)
+            .config(adapter.engine.clone())
+            .warnings(adapter.warnings().iter().cloned());
+        let mut slots = None;
+        if let Some((region, pool)) = memory {
             builder = builder.region(region);
+            slots = Some(pool);
         }
         let engine = builder
             .start()

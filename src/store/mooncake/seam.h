@@ -39,7 +39,6 @@ int mooncake_store_setup(mooncake_store_t store, const char *local_hostname,
                          uint64_t local_buffer_size, const char *protocol,
                          const char *device_name,
                          const char *master_server_addr);
-int mooncake_store_health_check(mooncake_store_t store);
 
 int mooncake_store_register_buffer(mooncake_store_t store, void *buffer,
                                    size_t size);
