@@ -85,6 +85,7 @@ mod pair;
 mod pairs;
 mod region;
 mod shutdown;
+mod signals;
 mod slot;
 mod start;
 pub mod stats;

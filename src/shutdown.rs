@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::engine::{Closing, Engine, Shared};
+use crate::signals::BlockedSignals;
 use crate::waker::quietly;
 use crate::worker;
 
@@ -194,6 +195,7 @@ pub(crate) fn drop_engine(engine: &Arc<Shared>) {
 /// Shuts the engine down on a thread of its own, for a worker that can't wait for itself.
 pub(crate) fn shutdown_elsewhere(engine: &Arc<Shared>) {
     let shared = Arc::clone(engine);
+    let _blocked = BlockedSignals::new();
     let spawned = std::thread::Builder::new()
         .name("mr-shutdown".to_owned())
         .spawn(move || shutdown(&shared, Shutdown::Cancel, Engine::DROP_LIMIT));

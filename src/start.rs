@@ -6,6 +6,7 @@ use crate::config::{ConfigError, CoreChoice};
 use crate::engine::{Closing, Engine, Shared, Spinners};
 use crate::lane::{Group, Lane};
 use crate::memory::{Memory, RegistrationFailed};
+use crate::signals::BlockedSignals;
 use crate::store::{Capabilities, RegisterError, Store};
 use crate::worker::{Driver, Worker};
 use crate::{EngineConfig, OpKind, Overlap, Region, RegionReport, affinity, shutdown};
@@ -333,13 +334,13 @@ fn spawn(mut shared: Shared, plans: Vec<Plan>) -> Result<Engine, StartError> {
     let mut engines = Vec::new();
     let (said, results) = mpsc::channel();
     let mut failed = None;
+    let blocked = BlockedSignals::new();
     for (index, plan) in plans.into_iter().enumerate() {
         let (give, engine) = mpsc::channel::<Arc<Shared>>();
         let said = said.clone();
         let stats = Arc::clone(&shared.recorders[index]);
         let name = plan.name.clone();
         let body = move || {
-            block_signals();
             // If the starter is gone, so is the engine.
             let _ = said.send((index, plan.core.is_none_or(affinity::pin)));
             drop(said);
@@ -359,6 +360,7 @@ fn spawn(mut shared: Shared, plans: Vec<Plan>) -> Result<Engine, StartError> {
             }
         }
     }
+    drop(blocked);
     drop(said);
     for (index, pinned) in results {
         let worker = &mut shared.report.workers[index];
@@ -403,28 +405,6 @@ impl Drop for Leaving {
             shutdown::shutdown_elsewhere(&self.engine);
         }
         self.engine.worker_left(self.index);
-    }
-}
-
-/// The host's signals are the host's: none is handled on a thread of ours.
-pub(crate) fn block_signals() {
-    // SAFETY: plain calls on a local set; the mask changed is that of this thread, which is ours. Signals that a fault
-    // raises on the thread itself stay unblocked, as blocking them is undefined.
-    unsafe {
-        let mut set = std::mem::zeroed::<libc::sigset_t>();
-        libc::sigfillset(&mut set);
-        for fault in [
-            libc::SIGSEGV,
-            libc::SIGBUS,
-            libc::SIGFPE,
-            libc::SIGILL,
-            libc::SIGTRAP,
-            libc::SIGABRT,
-            libc::SIGSYS,
-        ] {
-            libc::sigdelset(&mut set, fault);
-        }
-        libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
     }
 }
 

@@ -427,7 +427,7 @@ fn destroy(functions: Functions, handle: Handle) {
     let (done, wait) = mpsc::channel::<()>();
     let body = move || {
         let handle = handle;
-        crate::start::block_signals();
+        let _blocked = crate::signals::BlockedSignals::new();
         // SAFETY: the store is closed, no call is inside, and `close` comes here once.
         unsafe { (functions.destroy)(handle.0) };
         drop(done);

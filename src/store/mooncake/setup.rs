@@ -17,7 +17,7 @@ use super::library::Library;
 use super::seam::mooncake_store_t;
 use super::signals::Handlers;
 use crate::config::{ConfigError, MooncakeConfig, parse_size};
-use crate::start::block_signals;
+use crate::signals::BlockedSignals;
 
 const DEFAULT_MASTER: &str = "127.0.0.1:50051";
 const DEFAULT_SIZE: u64 = 16 << 20;
@@ -100,7 +100,7 @@ fn within(
     let body = {
         let step = Arc::clone(&step);
         move || {
-            block_signals();
+            let _blocked = BlockedSignals::new();
             let Err(SendError(late)) = send.send(attempt(step)) else {
                 return;
             };
