@@ -41,6 +41,7 @@ fn all_errors() -> Vec<OpError> {
         OpError::Busy,
         OpError::AlreadyExists,
         OpError::InvalidArgument,
+        OpError::IllegalClient,
         OpError::NoSegment,
         OpError::TransferFailed,
         OpError::ChecksumMismatch,
