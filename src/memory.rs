@@ -4,14 +4,23 @@ use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 
 use crate::live::LiveSpans;
-use crate::store::{RegisterError, Store};
+use crate::store::{Capabilities, RegisterError, Store};
 use crate::submission::Buffer;
 use crate::waker::quietly;
 use crate::{OpKind, Pieces, Region, Span, SubmitError};
 
+/// A region that the engine is to be started with.
+pub(crate) struct Given {
+    pub(crate) region: Region,
+    /// Its place among those that were given, counted from 0.
+    pub(crate) at: usize,
+    /// One before it has the same bytes, under another id: there is nothing to register.
+    pub(crate) identical: bool,
+}
+
 /// A region as registered with the engine's store.
 struct Registered {
-    region: Region,
+    given: Given,
     pieces: Pieces,
 }
 
@@ -39,10 +48,11 @@ impl Memory {
     /// Registers every piece of every region, or none: on a failure those before it are unregistered in reverse order.
     pub(crate) fn register(
         store: &dyn Store,
-        regions: Vec<Region>,
+        capabilities: Capabilities,
+        regions: Vec<Given>,
         max_registration: Option<usize>,
     ) -> Result<Self, RegistrationFailed> {
-        let limit = [store.capabilities().max_registration, max_registration]
+        let limit = [capabilities.max_registration, max_registration]
             .into_iter()
             .flatten()
             .filter_map(NonZeroUsize::new)
@@ -50,19 +60,19 @@ impl Memory {
         let memory = Self {
             regions: regions
                 .into_iter()
-                .map(|region| Registered {
+                .map(|given| Registered {
                     pieces: match limit {
-                        None => Pieces::whole(region.len()),
-                        Some(max) => Pieces::cut(region.len(), max),
+                        None => Pieces::whole(given.region.len()),
+                        Some(max) => Pieces::cut(given.region.len(), max),
                     },
-                    region,
+                    given,
                 })
                 .collect(),
-            needs_registration: store.capabilities().needs_registration,
+            needs_registration: capabilities.needs_registration,
             live: LiveSpans::default(),
         };
         let mut done = Vec::new();
-        for (r, registered) in memory.regions.iter().enumerate() {
+        for registered in memory.distinct() {
             for (p, (base, len)) in registered.ranges().enumerate() {
                 // SAFETY: the region is mapped for as long as `memory` holds it, which is until the unregistration.
                 let answer = guarded(|| unsafe { store.register(base, len) });
@@ -78,7 +88,7 @@ impl Memory {
                     memory.leak();
                 }
                 return Err(RegistrationFailed {
-                    region: r,
+                    region: registered.given.at,
                     piece: p,
                     pieces: registered.pieces.count(),
                     addr: base.as_ptr() as usize,
@@ -97,7 +107,7 @@ impl Memory {
     /// # Safety
     /// No store call that uses the memory may be under way or come later.
     pub(crate) unsafe fn unregister(&self, store: &dyn Store) -> Vec<String> {
-        let pieces: Vec<_> = self.regions.iter().flat_map(|r| r.ranges()).collect();
+        let pieces: Vec<_> = self.distinct().flat_map(|r| r.ranges()).collect();
         let left = unregister(store, &pieces);
         if !left.is_empty() {
             self.leak();
@@ -108,12 +118,17 @@ impl Memory {
     /// The store may still use the memory: it is never handed back to the system.
     fn leak(&self) {
         for registered in &self.regions {
-            std::mem::forget(registered.region.clone());
+            std::mem::forget(registered.given.region.clone());
         }
     }
 
+    /// Those that are registered: of identical ones, one.
+    fn distinct(&self) -> impl Iterator<Item = &Registered> {
+        self.regions.iter().filter(|r| !r.given.identical)
+    }
+
     pub(crate) fn regions(&self) -> impl Iterator<Item = (&Region, &Pieces)> {
-        self.regions.iter().map(|r| (&r.region, &r.pieces))
+        self.distinct().map(|r| (&r.given.region, &r.pieces))
     }
 
     /// Where the bytes of an op's buffer are, or why it is refused.
@@ -144,11 +159,12 @@ impl Memory {
 
     #[inline]
     fn check_span(&self, op: OpKind, span: Span) -> Result<&Region, SubmitError> {
-        let Some(registered) = self.regions.iter().find(|r| r.region.id() == span.region) else {
+        let mut regions = self.regions.iter();
+        let Some(registered) = regions.find(|r| r.given.region.id() == span.region) else {
             return Err(SubmitError::UnknownRegion { op });
         };
         registered.check(op, span)?;
-        Ok(&registered.region)
+        Ok(&registered.given.region)
     }
 
     /// Memory given by address: a region's span if it lies in one, else the store must need no registration.
@@ -167,8 +183,9 @@ impl Memory {
             return Err(SubmitError::ZeroLength { op });
         }
         for registered in &self.regions {
-            if let Some(offset) = registered.region.resolve(ptr, len) {
-                let span = registered.region.span(offset, len);
+            let region = &registered.given.region;
+            if let Some(offset) = region.resolve(ptr, len) {
+                let span = region.span(offset, len);
                 registered.check(op, span)?;
                 self.add_live(op, ptr, span)?;
                 return Ok((ptr, len));
@@ -204,7 +221,7 @@ impl Registered {
     fn ranges(&self) -> impl Iterator<Item = (NonNull<u8>, usize)> + '_ {
         self.pieces.iter().map(|(offset, len)| {
             // SAFETY: pieces lie inside the region.
-            (unsafe { self.region.base().add(offset) }, len)
+            (unsafe { self.given.region.base().add(offset) }, len)
         })
     }
 
@@ -213,12 +230,13 @@ impl Registered {
         if span.len == 0 {
             return Err(SubmitError::ZeroLength { op });
         }
-        if !self.region.contains(span) {
+        let region = &self.given.region;
+        if !region.contains(span) {
             return Err(SubmitError::OutsideRegion {
                 op,
                 offset: span.offset,
                 len: span.len,
-                region_len: self.region.len(),
+                region_len: region.len(),
             });
         }
         match self.pieces.crossing(span.offset, span.len) {

@@ -5,7 +5,7 @@ use std::sync::{Arc, mpsc};
 use crate::config::{ConfigError, CoreChoice};
 use crate::engine::{Closing, Engine, Shared, Spinners};
 use crate::lane::{Group, Lane};
-use crate::memory::{Memory, RegistrationFailed};
+use crate::memory::{Given, Memory, RegistrationFailed};
 use crate::signals::BlockedSignals;
 use crate::store::{Capabilities, RegisterError, Store};
 use crate::worker::{Driver, Worker};
@@ -88,7 +88,7 @@ pub struct StartReport {
     pub workers: Vec<WorkerStart>,
     /// One entry per region that is in use.
     pub regions: Vec<RegionStart>,
-    /// Regions that were given twice, which changes nothing.
+    /// Regions that were given twice, or wrapped twice from the same bytes. They are registered once.
     pub identical_regions: usize,
     /// What deserves attention; also logged.
     pub warnings: Vec<String>,
@@ -218,19 +218,23 @@ impl EngineBuilder {
         )?;
         let plans = plan(&groups, cores);
         let (regions, identical) = distinct(self.regions)?;
+        let capabilities = self.store.capabilities();
         let mut warnings = self.warnings;
-        if self.store.capabilities().needs_registration {
+        if capabilities.needs_registration {
             // Before it is registered, which makes all pages present: one fault after the other, inside one call.
-            let absent = regions.iter().enumerate().filter(|(_, r)| !r.is_present());
-            warnings.extend(absent.map(|(i, _)| {
+            let registered = regions.iter().filter(|given| !given.identical);
+            let absent = registered.filter(|given| !given.region.is_present());
+            warnings.extend(absent.map(|given| {
+                let i = given.at;
                 format!("region {i} was not prefaulted: its registration takes long, and a page may lie on a far node (LMCache: --no-l1-use-lazy)")
             }));
         }
-        let memory = Memory::register(&*self.store, regions, config.max_registration)?;
+        let memory =
+            Memory::register(&*self.store, capabilities, regions, config.max_registration)?;
         let mut report = StartReport {
             store: self.store.name().to_owned(),
             store_version: self.store.version(),
-            capabilities: self.store.capabilities(),
+            capabilities,
             workers: Vec::new(),
             regions: memory.report(),
             identical_regions: identical,
@@ -298,23 +302,29 @@ fn plan(groups: &[Group], cores: Vec<Option<usize>>) -> Vec<Plan> {
     plans
 }
 
-/// Leaves out regions that were given twice; refuses those that overlap in part.
-fn distinct(regions: Vec<Region>) -> Result<(Vec<Region>, usize), StartError> {
-    let given = regions.len();
-    let mut kept: Vec<(usize, Region)> = Vec::new();
-    'next: for (second, region) in regions.into_iter().enumerate() {
-        for (first, other) in &kept {
-            match other.overlap(&region) {
+/// Leaves out regions that were given twice, marks those that have the bytes of another, and refuses those that overlap
+/// in part. Also returns how many are identical to one before.
+fn distinct(regions: Vec<Region>) -> Result<(Vec<Given>, usize), StartError> {
+    let mut kept: Vec<Given> = Vec::new();
+    let mut twice = 0;
+    'next: for (at, region) in regions.into_iter().enumerate() {
+        let mut identical = false;
+        for other in &kept {
+            match other.region.overlap(&region) {
                 Overlap::Apart => {}
-                Overlap::Identical if other.id() == region.id() => continue 'next,
-                Overlap::Identical | Overlap::Partial => {
+                Overlap::Identical if other.region.id() == region.id() => {
+                    twice += 1;
+                    continue 'next;
+                }
+                Overlap::Identical => identical = true,
+                Overlap::Partial => {
                     return Err(StartError::RegionsOverlap {
-                        first: *first,
-                        second,
+                        first: other.at,
+                        second: at,
                         report: format!(
                             "{} bytes at {:p} and {} bytes at {:p}",
-                            other.len(),
-                            other.base(),
+                            other.region.len(),
+                            other.region.base(),
                             region.len(),
                             region.base()
                         ),
@@ -322,10 +332,14 @@ fn distinct(regions: Vec<Region>) -> Result<(Vec<Region>, usize), StartError> {
                 }
             }
         }
-        kept.push((second, region));
+        twice += usize::from(identical);
+        kept.push(Given {
+            region,
+            at,
+            identical,
+        });
     }
-    let identical = given - kept.len();
-    Ok((kept.into_iter().map(|(_, r)| r).collect(), identical))
+    Ok((kept, twice))
 }
 
 /// Starts the workers; all are at work, and pinned, when this returns.
