@@ -192,7 +192,11 @@ impl MemoryStore {
         let now = self.clock.now_ns();
         Call {
             now,
-            lease_end: now.saturating_add(self.lease_ns),
+            // No lease at all must not end at a time that a call which began earlier still takes for the future.
+            lease_end: match self.lease_ns {
+                0 => 0,
+                ns => now.saturating_add(ns),
+            },
             first_use: self.uses.fetch_add(keys as u64, Relaxed),
         }
     }
