@@ -52,7 +52,12 @@ fn workers() -> BTreeMap<String, i32> {
 
 /// The blocked signals of a thread, signal `n` as bit `n - 1`; `None` where it is gone.
 fn blocked(tid: i32) -> Option<u64> {
-    u64::from_str_radix(status(tid).get("SigBlk")?, 16).ok()
+    let status = status(tid);
+    // A thread that is ending has let go of its signals already: the kernel then tells of no threads and no signals.
+    if status.get("Threads")?.trim() == "0" {
+        return None;
+    }
+    u64::from_str_radix(status.get("SigBlk")?, 16).ok()
 }
 
 fn bit(signal: i32) -> u64 {
