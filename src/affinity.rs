@@ -2,8 +2,8 @@
 
 use core_affinity::CoreId;
 
-use crate::StartError;
 use crate::config::CoreChoice;
+use crate::{EngineConfig, StartError};
 
 /// The cores that the calling thread may use: `taskset`, `cpuset` and containers are in its mask.
 pub(crate) fn allowed() -> Vec<usize> {
@@ -33,6 +33,28 @@ pub(crate) fn assign(
         }
     };
     Ok((0..workers).map(|w| cores.get(w).copied()).collect())
+}
+
+/// What can have no effect on the cores that there are.
+pub(crate) fn without_effect(
+    config: &EngineConfig,
+    allowed: &[usize],
+    workers: usize,
+) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if let CoreChoice::List(list) = &config.cores {
+        let unused = list.iter().skip(workers);
+        warnings.extend(unused.map(|core| {
+            format!("moonring.cores: no effect of core {core}, because there are fewer workers than cores")
+        }));
+    }
+    if config.busy_poll && allowed.len() < 2 {
+        warnings.push(
+            "moonring.busy_poll: no effect, because workers that spin never take the last core, and there is one"
+                .to_owned(),
+        );
+    }
+    warnings
 }
 
 /// Pins the calling thread.

@@ -220,6 +220,13 @@ impl EngineBuilder {
         let (regions, identical) = distinct(self.regions)?;
         let capabilities = self.store.capabilities();
         let mut warnings = self.warnings;
+        for warning in self.config.without_effect() {
+            // JSON gives the same words.
+            if !warnings.contains(&warning) {
+                warnings.push(warning);
+            }
+        }
+        warnings.extend(affinity::without_effect(&config, &allowed, plans.len()));
         if capabilities.needs_registration {
             // Before it is registered, which makes all pages present: one fault after the other, inside one call.
             let registered = regions.iter().filter(|given| !given.identical);

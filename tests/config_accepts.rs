@@ -138,14 +138,14 @@ fn forwarded_values_become_strings() {
 #[test]
 fn every_knob_is_read() {
     let adapter = parse(
-        r#"{"type": "null", "num_workers": 64, "per_op_workers": {"delete": 64, "lookup": 1},
+        r#"{"type": "null", "num_workers": 62, "per_op_workers": {"delete": 62, "lookup": 1},
             "moonring": {"max_batch": 4096, "max_batch_bytes": "1 GB", "share_bytes": 1, "ring_depth": 1048576,
               "max_pairs": 4096, "spin_us": 1000000, "cores": [4, 0, 1023], "busy_poll": true, "max_key": "1MiB",
               "long_keys": 65536, "max_registration": "16MB", "setup_timeout": 3600}}"#,
     );
     let built = EngineConfig::default()
-        .num_workers(64)
-        .dedicated(OpKind::Delete, 64)
+        .num_workers(62)
+        .dedicated(OpKind::Delete, 62)
         .dedicated(OpKind::Lookup, 1)
         .max_batch(4096)
         .max_batch_bytes(1 << 30)
@@ -378,7 +378,7 @@ fn nothing_is_accepted_and_dropped() {
         "panics": {"rate": 0.125, "op": "lookup"},
         "moonring": {
             "max_batch": 13, "max_batch_bytes": 14, "share_bytes": 12, "ring_depth": 16, "max_pairs": 17,
-            "spin_us": 18, "cores": [19, 20], "busy_poll": true, "max_key": 21, "long_keys": 22,
+            "spin_us": 18, "cores": [19, 20], "busy_poll": true, "max_key": 2100, "long_keys": 22,
             "max_registration": 23, "setup_timeout": 24,
         },
     });

@@ -114,7 +114,7 @@ fn valid_json() -> impl Strategy<Value = String> {
         members.join(", ")
     };
     let braced = move |members: Vec<Option<String>>| format!("{{{}}}", joined(members));
-    let workers = || number(1..=64);
+    let workers = || number(1..=62);
     let per_op = vec![
         member("lookup", workers()),
         member("retrieve", workers()),

@@ -15,7 +15,7 @@ fn assert_refused(json: &str, message: &str) {
     assert_eq!(refused(json).to_string(), message, "{json}");
 }
 
-const WORKERS: &str = "want an integer from 1 to 64";
+const WORKERS: &str = "want an integer from 1 to 62";
 
 /// What no worker count may be, as JSON and as told.
 const BAD_COUNTS: [(&str, &str); 12] = [
@@ -28,7 +28,7 @@ const BAD_COUNTS: [(&str, &str); 12] = [
     ("null", "null"),
     ("[2]", "a list"),
     ("{}", "an object"),
-    ("65", "65"),
+    ("63", "63"),
     ("18446744073709551617", "18446744073709551617"),
     ("-0", "-0"),
 ];
@@ -74,12 +74,12 @@ fn builder_and_json_agree() {
     type Change = fn(EngineConfig) -> EngineConfig;
     let cases: &[(&str, Change)] = &[
         (r#""num_workers": 0"#, |c| c.num_workers(0)),
-        (r#""num_workers": 65"#, |c| c.num_workers(65)),
+        (r#""num_workers": 63"#, |c| c.num_workers(63)),
         (r#""per_op_workers": {"lookup": 0}"#, |c| {
             c.dedicated(OpKind::Lookup, 0)
         }),
-        (r#""per_op_workers": {"retrieve": 65}"#, |c| {
-            c.dedicated(OpKind::Retrieve, 65)
+        (r#""per_op_workers": {"retrieve": 63}"#, |c| {
+            c.dedicated(OpKind::Retrieve, 63)
         }),
         (r#""per_op_workers": {"store": 0}"#, |c| {
             c.dedicated(OpKind::Store, 0)

@@ -413,7 +413,7 @@ fn bad_configuration_is_refused_at_start_naming_the_field() {
     let good = config;
     let cases: [(EngineConfig, &str); 20] = [
         (good().num_workers(0), "num_workers"),
-        (good().num_workers(65), "num_workers"),
+        (good().num_workers(63), "num_workers"),
         (good().dedicated(OpKind::Delete, 0), "per_op_workers.delete"),
         (
             good().dedicated(OpKind::Lookup, 1_000),

@@ -5,9 +5,11 @@ use serde_json::{Map, Value};
 use super::ConfigError;
 use super::json::{Field, Node, Object};
 use super::limits::{Limits, MAX_BYTES, refuse};
-use crate::OpKind;
+use crate::lane::MAX_WORKERS;
+use crate::{INLINE_KEY, OpKind};
 
-const WORKERS: Limits = Limits::integer(1, 64);
+/// One bit each in a group's wake word.
+const WORKERS: Limits = Limits::integer(1, MAX_WORKERS as u64);
 const MAX_BATCH: Limits = Limits::integer(1, 4096);
 const MAX_BATCH_BYTES: Limits = Limits::size(1, MAX_BYTES);
 const SHARE_BYTES: Limits = Limits::size(1, MAX_BYTES);
@@ -80,8 +82,8 @@ pub enum CoreChoice {
 ///
 /// | name | default | range | effect |
 /// | --- | --- | --- | --- |
-/// | `num_workers` | 4 | 1 to 64 | threads of the shared pool, which serves all op kinds without workers of their own |
-/// | `per_op_workers` | none | 1 to 64 each | threads of their own for `lookup`, `retrieve`, `store`, `delete` |
+/// | `num_workers` | 4 | 1 to 62 | threads of the shared pool, which serves all op kinds without workers of their own |
+/// | `per_op_workers` | none | 1 to 62 each | threads of their own for `lookup`, `retrieve`, `store`, `delete` |
 /// | `max_batch` | 128 | 1 to 4096 | most keys of one store call |
 /// | `max_batch_bytes` | 64 MiB | a size over 0 | most bytes of one store call; a single larger value is a call of its own |
 /// | `share_bytes` | 1 MiB | a size over 0 | a take stops at so many bytes while other workers of the lane are idle, so that large values are shared out; over `max_batch_bytes` it means that |
@@ -219,7 +221,7 @@ impl EngineConfig {
     }
 
     /// The same with every knob at the value that the engine goes by: `ring_depth` a power of two, `share_bytes` not over
-    /// `max_batch_bytes`. Nothing else changes.
+    /// `max_batch_bytes`, no `long_keys` where no key can be long. Nothing else changes.
     #[must_use]
     pub fn effective(&self) -> Self {
         let mut config = self.clone();
@@ -229,7 +231,50 @@ impl EngineConfig {
             .checked_next_power_of_two()
             .unwrap_or(self.ring_depth);
         config.share_bytes = self.share_bytes.min(self.max_batch_bytes);
+        if self.max_key <= INLINE_KEY {
+            config.long_keys = 0;
+        }
         config
+    }
+
+    /// What can have no effect, of the knobs that are not as by default: the warnings that JSON gives for what stands there.
+    pub(crate) fn without_effect(&self) -> Vec<String> {
+        let default = Self::default();
+        let mut warnings = Vec::new();
+        if self.num_workers != default.num_workers {
+            self.warn_of_workers(&mut warnings);
+        }
+        if self.share_bytes != default.share_bytes {
+            self.warn_of_share(&mut warnings);
+        }
+        if self.long_keys != default.long_keys {
+            self.warn_of_long_keys(&mut warnings);
+        }
+        warnings
+    }
+
+    fn warn_of_workers(&self, warnings: &mut Vec<String>) {
+        if !self.has_shared_pool() {
+            warnings.push(
+                "num_workers: no effect, because every op kind has workers of its own".to_owned(),
+            );
+        }
+    }
+
+    fn warn_of_share(&self, warnings: &mut Vec<String>) {
+        if self.share_bytes > self.max_batch_bytes {
+            warnings.push(
+                "moonring.share_bytes: no effect, because it is over max_batch_bytes".to_owned(),
+            );
+        }
+    }
+
+    fn warn_of_long_keys(&self, warnings: &mut Vec<String>) {
+        if self.long_keys > 0 && self.max_key <= INLINE_KEY {
+            warnings.push(format!(
+                "moonring.long_keys: no effect, because max_key is not over {INLINE_KEY}"
+            ));
+        }
     }
 
     /// Whether any op kind is left to the shared pool.
@@ -258,10 +303,8 @@ impl EngineConfig {
             }
             object.finish(&OpKind::ALL.map(OpKind::name))?;
         }
-        if num_workers.is_some() && !config.has_shared_pool() {
-            warnings.push(
-                "num_workers: no effect, because every op kind has workers of its own".to_owned(),
-            );
+        if num_workers.is_some() {
+            config.warn_of_workers(warnings);
         }
         if let Some(field) = adapter.take("moonring") {
             config.read_knobs(field.object()?, warnings)?;
@@ -285,20 +328,18 @@ impl EngineConfig {
             ("ring_depth", RING_DEPTH, &mut self.ring_depth),
             ("max_pairs", MAX_PAIRS, &mut self.max_pairs),
             ("max_key", MAX_KEY, &mut self.max_key),
-            ("long_keys", LONG_KEYS, &mut self.long_keys),
         ] {
             if let Some(field) = knobs.take(key) {
                 *knob = field.count(limits)?;
             }
         }
+        if let Some(field) = knobs.take("long_keys") {
+            self.long_keys = field.count(LONG_KEYS)?;
+            self.warn_of_long_keys(warnings);
+        }
         if let Some(field) = knobs.take("share_bytes") {
             self.share_bytes = field.count(SHARE_BYTES)?;
-            if self.share_bytes > self.max_batch_bytes {
-                warnings.push(format!(
-                    "{}: no effect, because it is over max_batch_bytes",
-                    field.path
-                ));
-            }
+            self.warn_of_share(warnings);
         }
         if let Some(field) = knobs.take("spin_us") {
             let spin_us = field.number(SPIN_US)?;
