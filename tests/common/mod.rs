@@ -23,6 +23,13 @@ pub fn watchdog() -> impl Drop {
 /// A watchdog with another limit.
 #[must_use = "it watches until it is dropped"]
 pub fn watchdog_for(limit: Duration) -> impl Drop {
+    let name = std::thread::current().name().unwrap_or("?").to_owned();
+    watchdog_of(name, limit)
+}
+
+/// A watchdog that says what hangs in other words.
+#[must_use = "it watches until it is dropped"]
+pub fn watchdog_of(what: String, limit: Duration) -> impl Drop {
     struct Watchdog {
         _done: mpsc::Sender<()>,
     }
@@ -30,11 +37,10 @@ pub fn watchdog_for(limit: Duration) -> impl Drop {
         fn drop(&mut self) {}
     }
     let (done, watched) = mpsc::channel::<()>();
-    let name = std::thread::current().name().unwrap_or("?").to_owned();
     std::thread::spawn(move || {
         if watched.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
             // Not `eprintln`: the harness captures that of a test that never ends.
-            let text = format!("\nwatchdog: {name} hangs\n");
+            let text = format!("\nwatchdog: {what} hangs\n");
             // SAFETY: a plain write of readable bytes.
             unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
             std::process::abort();
