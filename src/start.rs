@@ -3,7 +3,7 @@
 use std::sync::{Arc, mpsc};
 
 use crate::config::{ConfigError, CoreChoice};
-use crate::engine::{Closing, Engine, Shared, Spinners};
+use crate::engine::{Engine, Shared, Spinners};
 use crate::lane::{Group, Lane};
 use crate::memory::{Given, Memory, RegistrationFailed};
 use crate::signals::BlockedSignals;
@@ -421,8 +421,6 @@ impl Drop for Leaving {
         if std::thread::panicking() {
             // A panic of our own code. Its lane may have no worker left, so nothing may be queued any more.
             tracing::error!("a worker ended by a panic; the engine shuts down");
-            // At once, whatever comes of the thread that does the rest.
-            self.engine.set_closing(Closing::Cancel);
             shutdown::shutdown_elsewhere(&self.engine);
         }
         self.engine.worker_left(self.index);

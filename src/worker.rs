@@ -91,6 +91,10 @@ pub(crate) struct Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         let engine = Arc::clone(&self.engine);
+        if std::thread::panicking() {
+            // Its lane may have no worker left: nothing is accepted any more by the time that anybody sees how its ops ended.
+            engine.set_closing(Closing::Cancel);
+        }
         if self.holds {
             engine.lanes[self.batch_op.index()].release();
         }

@@ -124,7 +124,8 @@ struct Bomb(Arc<AtomicUsize>);
 impl Drop for Bomb {
     fn drop(&mut self) {
         self.0.fetch_add(1, Ordering::SeqCst);
-        panic!("as told: dropped");
+        // With a payload of the same kind.
+        std::panic::panic_any(Bomb(Arc::clone(&self.0)));
     }
 }
 

@@ -193,6 +193,52 @@ fn a_worker_that_dies_of_our_own_panic_shuts_the_engine_down_and_every_op_comple
     }
 }
 
+#[test]
+fn whoever_sees_that_a_worker_has_died_finds_the_engine_closed() {
+    for _ in 0..20 {
+        let config = EngineConfig::default().num_workers(1);
+        let engine = Engine::builder(Fatal::new(1))
+            .config(config)
+            .start()
+            .unwrap();
+        let (mut pair, client) = (engine.pair(1).unwrap(), engine.client());
+        assert_eq!(
+            block_on(client.lookup("key")),
+            Err(OpError::StorePanicked.into())
+        );
+        assert_eq!(
+            block_on(client.lookup("key")),
+            Err(SubmitError::ShutDown.into())
+        );
+        let refused = pair.submit(Submission::lookup("key")).unwrap_err();
+        assert_eq!(refused.reason, SubmitError::ShutDown);
+    }
+}
+
+/// The rings are closed a moment after the engine says that it is closing.
+#[test]
+fn a_clients_op_that_meets_a_closed_ring_comes_back_with_its_slot_and_its_credit() {
+    let region = crate::Region::allocate(crate::RegionOptions::new(1 << 12)).unwrap();
+    let class = SlotClass { size: 64, count: 1 };
+    let pool = region.slot_pool(&[class]).unwrap();
+    let engine = Engine::builder(Arc::new(NullStore)).region(region);
+    let (engine, _drivers) = engine.start_by_hand().unwrap();
+    engine.shared.lanes[OpKind::Store.index()].clients.close();
+    let client = engine.client();
+    let key = [b'k'; 256];
+    for _ in 0..20 {
+        // Beside that, its long place: there are 16.
+        let back = block_on(client.store(&key, pool.lend(64).unwrap()));
+        assert_eq!(back.result, Err(SubmitError::ShutDown.into()));
+        assert!(back.slot.is_some());
+    }
+    let counts = engine.stats().engine;
+    assert_eq!(
+        (counts.accepted, counts.credits_in_use, counts.refused),
+        (0, 0, 20)
+    );
+}
+
 /// The engine is then shut down on a thread that runs the wakers of what was queued: one of them may drop it.
 #[test]
 fn an_engine_dropped_by_a_waker_while_it_dies_does_not_hang() {
