@@ -252,6 +252,8 @@ fn an_option_without_effect_is_a_warning_of_the_start_whoever_gave_it() {
         warnings(config().long_keys(3).max_key(255)),
         ["moonring.long_keys: no effect, because max_key is not over 255"]
     );
+    let effective = config().long_keys(3).max_key(255).effective();
+    assert_eq!(effective.long_keys, 0, "and it is not printed as if it had");
     // By JSON the same, once.
     for (json, warning) in [
         (
