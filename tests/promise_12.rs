@@ -212,6 +212,8 @@ fn signals_environment_affinity_and_process_are_the_same_before_during_and_after
                 other.store(gettid(), Ordering::SeqCst);
                 eventually(|| done.load(Ordering::SeqCst));
             });
+            // Also where an assertion fails: the scope waits for that thread.
+            let _ends = Sets(&done);
             eventually(|| other.load(Ordering::SeqCst) != 0);
             let threads = [
                 gettid(),
@@ -238,9 +240,16 @@ fn signals_environment_affinity_and_process_are_the_same_before_during_and_after
                 eventually(|| workers().is_empty());
                 eventually(|| count_files() == files);
             }
-            done.store(true, Ordering::SeqCst);
         });
     });
+}
+
+struct Sets<'a>(&'a AtomicBool);
+
+impl Drop for Sets<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
 }
 
 fn count_files() -> usize {
