@@ -294,10 +294,15 @@ impl Group {
         self.busy.fetch_sub(1, Ordering::Relaxed);
     }
 
+    /// How many workers are in a store call. A hint.
+    pub(crate) fn busy(&self) -> usize {
+        self.busy.load(Ordering::Relaxed) as usize
+    }
+
     /// Whether another worker could take part of a large batch right now. A hint.
     pub(crate) fn has_idle(&self) -> bool {
         // The caller is one of those not busy.
-        (self.busy.load(Ordering::Relaxed) as usize) + 1 < self.workers
+        self.busy() + 1 < self.workers
     }
 }
 

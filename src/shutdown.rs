@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::engine::{Closing, Engine, Shared};
+use crate::lane::Group;
 use crate::signals::BlockedSignals;
 use crate::waker::quietly;
 use crate::worker;
@@ -60,6 +61,12 @@ pub struct ShutdownReport {
 /// How long after the limit a report may wait for submitters that raced with it.
 const RACERS: Duration = Duration::from_secs(1);
 
+/// How often a waiting shutdown looks at its workers.
+const LOOKS: Duration = Duration::from_millis(20);
+
+/// How long after the limit workers that are in no call may take to leave.
+const LEAVERS: Duration = Duration::from_millis(100);
+
 pub(crate) fn shutdown(
     engine: &Arc<Shared>,
     mode: Shutdown,
@@ -84,9 +91,12 @@ pub(crate) fn shutdown(
         lane.clients.close();
     }
     engine.groups.iter().for_each(|group| group.wake_all());
-    wait_for_workers(engine, start, limit);
+    wait_for_workers(engine, limit, |working| working == 0);
     engine.set_closing(Closing::Cancel);
     end_rest(engine);
+    // Who is in no call leaves in a moment, for nothing is queued any more.
+    let calls = || engine.groups.iter().map(Group::busy).sum();
+    wait_for_workers(engine, LEAVERS, |working| working <= calls());
     engine.set_closed();
     for pair in engine.pairs.all() {
         pair.wake_closed(engine);
@@ -127,11 +137,13 @@ pub(crate) fn shutdown(
     Ok(report)
 }
 
-/// Waits until all workers have left, or the limit comes.
-fn wait_for_workers(engine: &Shared, start: Instant, limit: Duration) {
+/// Waits until it is `enough` that so many workers have not left, or the limit comes.
+fn wait_for_workers(engine: &Shared, limit: Duration, enough: impl Fn(usize) -> bool) {
+    let start = Instant::now();
     let mut working = engine.working.lock().unwrap_or_else(|e| e.into_inner());
-    while !working.is_empty() {
-        let left = limit.saturating_sub(start.elapsed());
+    while !enough(working.len()) {
+        // A call's end is not told, only a worker's: so look again soon.
+        let left = limit.saturating_sub(start.elapsed()).min(LOOKS);
         if left.is_zero() {
             return;
         }

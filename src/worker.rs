@@ -33,6 +33,9 @@ const TURNS: [OpKind; 8] = {
     ]
 };
 
+/// How long a worker of a closing engine waits between its looks, after the first hundred, while what is left is not for it.
+const CLOSING_PAUSE: Duration = Duration::from_micros(500);
+
 thread_local! {
     /// The engine that this thread works for, or is shutting down.
     static ENGINE: Cell<*const Shared> = const { Cell::new(std::ptr::null()) };
@@ -85,6 +88,8 @@ pub(crate) struct Worker {
     wakers: Vec<OpWaker>,
     /// Ops of the batch are being completed: some may have been.
     completing: bool,
+    /// How often it found nothing to do while the engine was closing.
+    closing_looks: u32,
 }
 
 /// A worker that a panic of our own ends does not take its ops along.
@@ -122,6 +127,7 @@ impl Worker {
             batch_op: OpKind::Lookup,
             holds: false,
             completing: false,
+            closing_looks: 0,
             words: Vec::with_capacity(max_batch),
             wakers: Vec::with_capacity(max_batch),
             pairs: Snapshot::default(),
@@ -368,12 +374,22 @@ impl Worker {
     fn is_drained(&self, engine: &Shared, group: &Group) -> bool {
         group.ops.iter().all(|op| {
             let lane = &engine.lanes[op.index()];
-            lane.clients.is_drained() && !lane.is_ready()
+            // A closed lane's rest is ended by others: its ready bits mean nothing any more.
+            lane.is_closed() || (lane.clients.is_drained() && !lane.is_ready())
         })
     }
 
     /// Nothing to do: spins for a while if it may, then sleeps.
     fn idle(&mut self, engine: &Shared, group: &Group) {
+        if engine.is_closing() && !engine.has_work(group) {
+            // What is left is not for this worker: others' calls must end first, or the limit must come.
+            self.closing_looks = self.closing_looks.saturating_add(1);
+            match self.closing_looks {
+                ..100 => std::thread::yield_now(),
+                _ => std::thread::sleep(CLOSING_PAUSE),
+            }
+            return;
+        }
         if engine.spinners.try_start(group) {
             let found = self.spin(engine, group);
             engine.spinners.stop(group);

@@ -266,3 +266,34 @@ fn a_submit_wakes_no_worker_that_may_not_take_the_op() {
         }
     });
 }
+
+#[test]
+fn a_shutdown_that_waits_for_calls_costs_under_5_percent() {
+    let _alone = alone();
+    within(HANG, "a slow shutdown", || {
+        let sim = sim(memory(), SimOptions::default());
+        let (region, _pool) = slots(64, 1);
+        let engine = start(sim.clone(), config().max_batch(1), &region);
+        let gate = sim.gate().close(&[OpKind::Delete]);
+        let mut pair = engine.pair(8).unwrap();
+        for _ in 0..8 {
+            submit(&mut pair, Submission::delete("key"));
+        }
+        assert!(sim.gate().wait_inside(OpKind::Delete, 3, HANG));
+        // Three workers are in deletes; the fourth may take none of the other five, and can't leave before they are taken.
+        let (before, start) = (process_cpu(), Instant::now());
+        let limit = Duration::from_secs(1);
+        let report = engine.shutdown(moonring::Shutdown::Drain, limit).unwrap();
+        let (used, took) = (process_cpu() - before, start.elapsed());
+        assert_eq!(
+            (report.in_flight, report.stuck_workers.len()),
+            (3, 3),
+            "{report:?}"
+        );
+        assert!(used * 20 < took, "{used:?} of CPU time in {took:?}");
+        let names: Vec<_> = workers().into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names.len(), 3, "who is in no call has left: {names:?}");
+        drop(gate);
+        reap(&mut pair, 8);
+    });
+}
