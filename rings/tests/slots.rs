@@ -318,7 +318,7 @@ impl Engine {
 
 #[test]
 fn each_op_ends_once_and_its_credit_comes_back_under_load() {
-    const EACH: u64 = 8_000;
+    const EACH: u64 = 4_000;
     within(
         Duration::from_secs(120),
         "in-flight table under load",

@@ -88,19 +88,15 @@ fn two_laps(name: &str, pop: fn(&Mpmc) -> Vec<u64>) {
         ring.push(0).unwrap();
         let other = {
             let ring = Arc::clone(&ring);
-            thread::spawn(move || {
-                let mut got = Vec::new();
-                let mut pushed = 1;
-                for _ in 0..2 {
-                    got.extend(pop(&ring));
-                    pushed += ring.push(pushed).is_ok() as u64;
-                }
-                (pushed, got)
-            })
+            thread::spawn(move || pop(&ring))
         };
-        let mut got = pop(&ring);
-        let (pushed, theirs) = other.join().unwrap();
-        got.extend(theirs);
+        let mut got = Vec::new();
+        let mut pushed = 1;
+        for _ in 0..2 {
+            got.extend(pop(&ring));
+            pushed += ring.push(pushed).is_ok() as u64;
+        }
+        got.extend(other.join().unwrap());
         got.extend(rest(&ring));
         assert_eq!(sorted(got), (0..pushed).collect::<Vec<_>>());
     });
@@ -116,6 +112,40 @@ fn a_word_of_two_laps_ago_is_not_popped() {
 #[test]
 fn a_word_of_two_laps_ago_is_not_taken() {
     two_laps("mpmc a_word_of_two_laps_ago_is_not_taken", |ring| {
+        take(ring, 1)
+    });
+}
+
+/// One thread takes a word and pushes another, so that there is always one; another thread must not find the ring empty,
+/// even where it begins at an old `head`.
+fn never_empty(name: &str, pop: fn(&Mpmc) -> Vec<u64>) {
+    model(name, 1, None, move || {
+        let ring = Arc::new(Mpmc::new(2));
+        ring.push_all(&[0, 1]).unwrap();
+        let other = {
+            let ring = Arc::clone(&ring);
+            thread::spawn(move || pop(&ring))
+        };
+        let mut got = vec![ring.pop().unwrap()];
+        ring.push(2).unwrap();
+        let theirs = other.join().unwrap();
+        assert!(!theirs.is_empty(), "there was always a word");
+        got.extend(theirs);
+        got.extend(rest(&ring));
+        assert_eq!(sorted(got), [0, 1, 2]);
+    });
+}
+
+#[test]
+fn never_empty_is_never_found_empty_by_pop() {
+    never_empty("mpmc never_empty_is_never_found_empty_by_pop", |ring| {
+        ring.pop().into_iter().collect()
+    });
+}
+
+#[test]
+fn never_empty_is_never_found_empty_by_take() {
+    never_empty("mpmc never_empty_is_never_found_empty_by_take", |ring| {
         take(ring, 1)
     });
 }
