@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use crate::engine::Shared;
 use crate::future::{Many, Op, block_on};
 use crate::store::RawResult;
-use crate::submission::{Buffer, Submission};
+use crate::submission::{Buffer, LANE_TIMEOUT, Submission, timeout_ns};
 use crate::{ClientError, OpKind, Slot, StoreOutcome};
 
 /// How an op with a slot ended, and the slot.
@@ -38,7 +39,8 @@ pub struct Prefix {
 /// awaited. Without a free credit the future waits for one when it is polled; it needs no runtime.
 /// Credits that come back go to those who wait, in their order; a future that was woken for one and is neither polled nor dropped
 /// keeps it from the others.
-/// **Dropping a future does not cancel its op**: it goes on, and slot and credit return by themselves.
+/// **Dropping a future does not cancel its op**: it goes on, and slot and credit return by themselves
+/// ([`with_cancel_on_drop`](Client::with_cancel_on_drop) changes that).
 ///
 /// ```
 /// # use moonring::{Engine, Region, RegionOptions, SlotClass, store::{MemoryOptions, MemoryStore}};
@@ -64,11 +66,22 @@ pub struct Prefix {
 pub struct Client {
     pub(crate) engine: Arc<Shared>,
     pub(crate) caller: u16,
+    pub(crate) options: OpOptions,
+}
+
+/// What holds for all ops of a client.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OpOptions {
+    /// As in a [`Submission`].
+    pub(crate) timeout: u64,
+    pub(crate) cancel_on_drop: bool,
 }
 
 impl Clone for Client {
     fn clone(&self) -> Self {
-        Self::new(Arc::clone(&self.engine))
+        let mut client = Self::new(Arc::clone(&self.engine));
+        client.options = self.options;
+        client
     }
 }
 
@@ -86,7 +99,35 @@ impl Client {
     pub(crate) fn new(engine: Arc<Shared>) -> Self {
         let caller = engine.clients.next_caller();
         engine.client_handles.fetch_add(1, Ordering::Relaxed);
-        Self { engine, caller }
+        Self {
+            engine,
+            caller,
+            options: OpOptions {
+                timeout: LANE_TIMEOUT,
+                cancel_on_drop: false,
+            },
+        }
+    }
+
+    /// A client whose ops may take so long, in place of their lane's `timeout_ms`; `None`: as long as it takes.
+    ///
+    /// An op's time begins when it gets its credit. When it is up, its future is ready with
+    /// [`OpError::TimedOut`](crate::OpError::TimedOut); a slot that a store call may still be writing returns to its pool
+    /// by itself.
+    #[must_use]
+    pub fn with_timeout(&self, timeout: Option<Duration>) -> Client {
+        let mut client = self.clone();
+        client.options.timeout = timeout_ns(timeout);
+        client
+    }
+
+    /// A client whose ops are cancelled when their future is dropped: one that no store call has taken then is never
+    /// started, and its slot is back in its pool when the drop returns. One that a call has taken goes on.
+    #[must_use]
+    pub fn with_cancel_on_drop(&self) -> Client {
+        let mut client = self.clone();
+        client.options.cancel_on_drop = true;
+        client
     }
 
     /// Is an object with this key there? An error means *unknown*.
@@ -272,12 +313,18 @@ fn returned<T>(
     }
 }
 
-pub(crate) fn submission_of<'k>(op: OpKind, key: &'k [u8], slot: Option<Slot>) -> Submission<'k> {
+pub(crate) fn submission_of<'k>(
+    op: OpKind,
+    key: &'k [u8],
+    slot: Option<Slot>,
+    options: OpOptions,
+) -> Submission<'k> {
     Submission {
         op,
         key,
         buffer: slot.map_or(Buffer::None, Buffer::Slot),
         user_data: 0,
+        timeout: options.timeout,
         flags: 0,
     }
 }

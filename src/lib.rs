@@ -83,6 +83,7 @@ mod notify;
 mod op;
 mod pair;
 mod pairs;
+mod quarantine;
 mod region;
 mod shutdown;
 mod signals;
@@ -91,19 +92,21 @@ mod start;
 pub mod stats;
 pub mod store;
 mod submission;
+mod timer;
 mod waker;
 mod worker;
 
 pub use client::{AsKey, Blocking, Client, Prefix, Returned};
 pub use config::{ConfigError, EngineConfig, L2Adapter};
 pub use engine::{Engine, PairError};
-pub use error::{ClientError, OpError, Refused, SubmitError};
+pub use error::{ClientError, OpError, Refused, SubmitError, Unavailable};
 pub use future::block_on;
 pub use key::INLINE_KEY;
 pub use moonring_rings::slots::Ticket;
 pub use notify::EventFd;
 pub use op::{OpKind, StoreOutcome};
-pub use pair::{Pair, PairBatch, WaitError};
+pub use pair::{Cancel, IfRunning, Pair, PairBatch, WaitError};
+pub use quarantine::Quarantined;
 pub use region::{
     HugePages, MemLock, Origin, Overlap, Pieces, Region, RegionError, RegionOptions, RegionReport,
     Span,

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use moonring_rings::park::publish_fence;
+use moonring_rings::slots::{Ticket, Why};
 
 use crate::batch::{Batch, Bounds};
 use crate::engine::{Closing, Shared};
@@ -21,7 +22,9 @@ use crate::inflight::OpTable;
 use crate::lane::{CLIENTS, Group, Lane};
 use crate::pair::PairShared;
 use crate::pairs::Snapshot;
+use crate::quarantine::Submitter;
 use crate::stats::WorkerRecorder;
+use crate::timer::Sweeper;
 use crate::waker::OpWaker;
 use crate::{OpError, OpKind};
 
@@ -107,6 +110,7 @@ impl Drop for Worker {
             self.batch.fail_all(OpError::StorePanicked);
             let stats = Arc::clone(&self.stats);
             let op = self.batch_op;
+            self.end(&engine);
             self.batch
                 .record(op, &engine.clock, stats.lane(op), engine.clock.raw());
             self.complete(&engine);
@@ -251,12 +255,7 @@ impl Worker {
         let alone = self.batch.is_empty();
         let fits = |table: &OpTable, word: u64, i: usize, used: &mut usize| {
             // SAFETY: `buf_len` is atomic; a later op's length only makes a wrong guess, which the ring then rejects.
-            let len = unsafe {
-                let d = table
-                    .ops()
-                    .peek(moonring_rings::slots::Ticket::from_word(word).index());
-                (*d).len()
-            };
+            let len = unsafe { table.peek_len(Ticket::from_word(word).index()) };
             if i == 0 {
                 *used = 0;
             }
@@ -274,7 +273,10 @@ impl Worker {
             if left {
                 lane.mark_ready(source);
             }
-            self.batch.admit(source, table, &self.words);
+            self.batch.admit(source, table, &self.words, &engine.clock);
+            while let Some(late) = self.batch.take_late() {
+                engine.expire(Submitter::Clients, late.ticket, &mut self.wakers);
+            }
             return !left || !self.words.is_empty();
         }
         let Some(pair) = self.pairs.taken(source) else {
@@ -317,7 +319,11 @@ impl Worker {
         if left {
             lane.mark_ready(source);
         }
-        self.batch.admit(source, &pair.table, &self.words);
+        self.batch
+            .admit(source, &pair.table, &self.words, &engine.clock);
+        while let Some(late) = self.batch.take_late() {
+            engine.expire(Submitter::Pair(pair), late.ticket, &mut self.wakers);
+        }
         !left || !self.words.is_empty()
     }
 
@@ -328,13 +334,14 @@ impl Worker {
         if group.needs_wake() && engine.has_work(group) {
             group.wake_one();
         }
-        let stats = self.stats.lane(op);
         let now = if engine.closing() == Closing::Cancel {
             self.batch.fail_all(OpError::ShutDown);
             engine.clock.raw()
         } else {
             group.enter_call();
-            let now = self.batch.execute(op, &*engine.store, &engine.clock, stats);
+            let now = self
+                .batch
+                .execute(op, &*engine.store, &engine.clock, self.stats.lane(op));
             group.leave_call();
             now
         };
@@ -342,12 +349,23 @@ impl Worker {
         lane.release();
         #[cfg(test)]
         tests::die_if_told(engine);
-        self.batch.record(op, &engine.clock, stats, now);
+        self.end(engine);
+        self.batch
+            .record(op, &engine.clock, self.stats.lane(op), now);
         self.complete(engine);
     }
 
-    fn complete(&mut self, engine: &Shared) {
+    /// Claims the ends of the batch's ops.
+    fn end(&mut self, engine: &Shared) {
+        let pairs = &self.pairs;
+        self.batch.end(|source| match pairs.taken(source) {
+            Some(pair) => &pair.table,
+            None => &engine.clients.table,
+        });
         self.completing = true;
+    }
+
+    fn complete(&mut self, engine: &Shared) {
         for &run in self.batch.runs() {
             let ends = self.batch.ends(run);
             match self.pairs.taken(run.source) {
@@ -356,6 +374,12 @@ impl Worker {
                 // SAFETY: as above; source 0 is the clients'.
                 None => unsafe { engine.clients.complete(ends, &mut self.wakers) },
             }
+        }
+        while let Some(op) = self.batch.take_abandoned() {
+            let from = self.pairs.taken(op.source);
+            let from = from.map_or(Submitter::Clients, Submitter::Pair);
+            // SAFETY: the batch claimed the op and has found that it was abandoned.
+            unsafe { engine.release_op(from, op.ticket, &mut self.wakers) };
         }
         publish_fence();
         for run in self.batch.runs() {
@@ -428,11 +452,18 @@ impl Worker {
 }
 
 /// The only worker of a group, driven by hand: see [`EngineBuilder::start_by_hand`](crate::EngineBuilder::start_by_hand).
-pub struct Driver(Worker);
+pub struct Driver(Worker, Sweeper);
 
 impl Driver {
     pub(crate) fn new(worker: Worker) -> Self {
-        Self(worker)
+        Self(worker, Sweeper::new())
+    }
+
+    /// Ends the ops whose time is up, as the timer does that such an engine has not.
+    pub fn expire(&mut self) {
+        let engine = Arc::clone(&self.0.engine);
+        let _inside = Inside::enter(&engine);
+        self.1.look(&engine);
     }
 
     /// Does one round of a worker on this thread: takes one batch, if there is work, executes and completes it.
@@ -455,6 +486,7 @@ impl std::fmt::Debug for Driver {
 /// Ends what is queued in a pair's ring without a store call, when no worker will come. Returns how many.
 pub(crate) fn end_queued(engine: &Shared, pair: &PairShared, op: OpKind) -> usize {
     let mut ended = 0;
+    let mut wakers = Vec::new(); // A pair's ops have none.
     loop {
         let Some(mut taker) = pair.ring(op).try_lock() else {
             // Somebody else is ending them.
@@ -465,11 +497,10 @@ pub(crate) fn end_queued(engine: &Shared, pair: &PairShared, op: OpKind) -> usiz
             return ended;
         };
         drop(taker);
-        let ticket = moonring_rings::slots::Ticket::from_word(word);
-        if pair.table.ops().claim(ticket) {
-            engine.count_ended(op);
-            // SAFETY: just claimed.
-            unsafe { pair.complete(std::iter::once((ticket, Err(OpError::ShutDown)))) };
+        let (from, ticket) = (Submitter::Pair(pair), Ticket::from_word(word));
+        // No worker comes, so none has it.
+        let done = engine.abandon(from, ticket, Why::ShutDown, false, &mut wakers);
+        if done.is_some() {
             publish_fence();
             pair.notify(engine);
             ended += 1;
@@ -482,14 +513,9 @@ pub(crate) fn end_queued_clients(engine: &Shared, lane: &Lane) -> usize {
     let mut wakers = Vec::new();
     let mut ended = 0;
     while let Some(word) = lane.clients.pop() {
-        let ticket = moonring_rings::slots::Ticket::from_word(word);
-        if engine.clients.table.ops().claim(ticket) {
-            engine.count_ended(lane.op);
-            let end = std::iter::once((ticket, Err(OpError::ShutDown)));
-            // SAFETY: just claimed.
-            unsafe { engine.clients.complete(end, &mut wakers) };
-            ended += 1;
-        }
+        let (from, ticket) = (Submitter::Clients, Ticket::from_word(word));
+        let done = engine.abandon(from, ticket, Why::ShutDown, false, &mut wakers);
+        ended += usize::from(done.is_some());
     }
     for waker in wakers {
         waker.wake();
