@@ -7,7 +7,7 @@ use crate::engine::Shared;
 use crate::future::{Many, Op, block_on};
 use crate::store::RawResult;
 use crate::submission::{Buffer, Submission};
-use crate::{ClientError, OpKind, Slot, StoreOutcome};
+use crate::{Class, ClientError, OpKind, Slot, StoreOutcome};
 
 /// How an op with a slot ended, and the slot.
 #[derive(Debug)]
@@ -64,11 +64,24 @@ pub struct Prefix {
 pub struct Client {
     pub(crate) engine: Arc<Shared>,
     pub(crate) caller: u16,
+    pub(crate) options: OpOptions,
+}
+
+/// What a client's ops have in common.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct OpOptions {
+    pub(crate) class: Class,
+}
+
+impl OpOptions {
+    pub(crate) fn apply(self, submission: Submission<'_>) -> Submission<'_> {
+        submission.class(self.class)
+    }
 }
 
 impl Clone for Client {
     fn clone(&self) -> Self {
-        Self::new(Arc::clone(&self.engine))
+        self.with(self.options)
     }
 }
 
@@ -83,10 +96,40 @@ pub trait AsKey: AsRef<[u8]> {}
 impl<T: AsRef<[u8]> + ?Sized> AsKey for T {}
 
 impl Client {
-    pub(crate) fn new(engine: Arc<Shared>) -> Self {
+    pub(crate) fn new(engine: Arc<Shared>, options: OpOptions) -> Self {
         let caller = engine.clients.next_caller();
         engine.client_handles.fetch_add(1, Ordering::Relaxed);
-        Self { engine, caller }
+        Self {
+            engine,
+            caller,
+            options,
+        }
+    }
+
+    /// One more client, with these options.
+    fn with(&self, options: OpOptions) -> Self {
+        Self::new(Arc::clone(&self.engine), options)
+    }
+
+    /// A client whose ops are [`Class::Background`]: they can wait, for prefetches, write-backs and clean-up.
+    ///
+    /// It counts as a caller of its own, as a clone does, and its clones are background, too. Credits are not divided
+    /// between the classes: a background batch of more than `ring_depth` ops uses all that are free, and foreground
+    /// ops of clients then wait for one until it comes back. Keep such batches shorter, or give them a
+    /// [`Pair`](crate::Pair), which has credits of its own.
+    ///
+    /// ```
+    /// # use moonring::{Engine, store::NullStore};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = Engine::builder(std::sync::Arc::new(NullStore)).start()?;
+    /// let client = engine.client();
+    /// let cleaner = client.background();
+    /// cleaner.blocking().delete("old")?;
+    /// # Ok(()) }
+    /// ```
+    pub fn background(&self) -> Client {
+        let class = Class::Background;
+        self.with(OpOptions { class })
     }
 
     /// Is an object with this key there? An error means *unknown*.
@@ -272,14 +315,20 @@ fn returned<T>(
     }
 }
 
-pub(crate) fn submission_of<'k>(op: OpKind, key: &'k [u8], slot: Option<Slot>) -> Submission<'k> {
-    Submission {
+pub(crate) fn submission_of<'k>(
+    op: OpKind,
+    key: &'k [u8],
+    slot: Option<Slot>,
+    options: OpOptions,
+) -> Submission<'k> {
+    options.apply(Submission {
         op,
         key,
         buffer: slot.map_or(Buffer::None, Buffer::Slot),
         user_data: 0,
         flags: 0,
-    }
+        class: Class::default(),
+    })
 }
 
 pub(crate) fn client_result(raw: RawResult) -> Result<u64, ClientError> {

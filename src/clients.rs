@@ -146,7 +146,8 @@ impl Clients {
                 cell.slot = Some(slot);
             }
         });
-        match engine.lanes[op.index()].clients.push(ticket.to_word()) {
+        let queue = engine.lanes[op.index()].queue(submission.class);
+        match queue.clients.push(ticket.to_word()) {
             Ok(()) => Ok(ticket),
             Err(error) => {
                 if let (Some(slot), _) = self.release(index) {
@@ -289,12 +290,12 @@ impl Clients {
 }
 
 impl Shared {
-    /// Shows ops that were pushed into the lane's clients' ring to the workers.
+    /// Shows ops that were pushed into a clients' ring to the workers.
     #[inline]
-    pub(crate) fn publish_clients(&self, op: crate::OpKind) {
+    pub(crate) fn publish_clients(&self, op: crate::OpKind, class: crate::Class) {
         let lane = &self.lanes[op.index()];
         publish_fence();
-        lane.mark_ready(CLIENTS);
+        lane.queue(class).mark_ready(CLIENTS);
         // No look at `lane.is_closed()`: the ring itself is closed before the last worker leaves.
         self.groups[lane.group].wake_for(lane);
     }

@@ -15,7 +15,7 @@ use crate::clients::Registered;
 use crate::engine::Shared;
 use crate::submission::Submission;
 use crate::waker::OpWaker;
-use crate::{ClientError, OpKind, Slot, SubmitError};
+use crate::{Class, ClientError, OpKind, Slot, SubmitError};
 
 type Ended = (Result<u64, ClientError>, Option<Slot>);
 
@@ -83,6 +83,7 @@ impl<'a> Op<'a> {
             client,
             state: State::Taken,
         };
+        let submission = client.options.apply(submission);
         op.submit(submission, Place::new(&client.engine));
         op
     }
@@ -96,7 +97,7 @@ impl<'a> Op<'a> {
             .push(engine, &mut submission, credit, caller, now);
         self.state = match pushed {
             Ok(ticket) => {
-                engine.publish_clients(submission.op);
+                engine.publish_clients(submission.op, submission.class);
                 place.leave();
                 State::InFlight(ticket)
             }
@@ -188,13 +189,14 @@ fn waker_of<'a>(
 struct Publish<'e> {
     engine: &'e Shared,
     op: OpKind,
+    class: Class,
     any: bool,
 }
 
 impl Drop for Publish<'_> {
     fn drop(&mut self) {
         if self.any {
-            self.engine.publish_clients(self.op);
+            self.engine.publish_clients(self.op, self.class);
         }
     }
 }
@@ -252,6 +254,7 @@ where
         let mut publish = Publish {
             engine,
             op: self.op,
+            class: client.options.class,
             any: false,
         };
         let mut now = None;
@@ -265,7 +268,7 @@ where
                 break;
             };
             let now = *now.get_or_insert_with(|| engine.clock.raw());
-            let mut submission = submission_of(self.op, key.as_ref(), slot);
+            let mut submission = submission_of(self.op, key.as_ref(), slot, client.options);
             let credit = self.place.credit.take();
             let pushed = engine
                 .clients

@@ -19,7 +19,7 @@ use crate::inflight::{Fill, OpTable};
 use crate::notify::{self, EventFd};
 use crate::store::RawResult;
 use crate::submission::{Buffer, Completion, Submission};
-use crate::{OpKind, Refused, Slot, SubmitError, key};
+use crate::{Class, OpKind, Refused, Slot, SubmitError, key};
 
 /// A thread sleeps in `wait`.
 const PARKED: u64 = 1 << 0;
@@ -31,13 +31,25 @@ const ORPHAN: u64 = 1 << 2;
 /// In a completion's word, above the entry's index: the result is in the result cell.
 const FAILED: u64 = 1 << 24;
 
+/// One for each op kind and class.
+const RINGS: usize = OpKind::ALL.len() * Class::ALL.len();
+
+// `PairBatch` and `Pair::publish` have a bit for each.
+const _: () = assert!(RINGS == u8::BITS as usize);
+
+/// A ring's place among a pair's.
+#[inline]
+fn ring_of(op: OpKind, class: Class) -> usize {
+    class.index() * OpKind::ALL.len() + op.index()
+}
+
 /// What the workers see of a pair.
 pub(crate) struct PairShared {
     /// Its number; its place among a lane's sources is one higher.
     pub(crate) id: usize,
     pub(crate) table: OpTable,
     completions: CompletionRing,
-    rings: [Consumer<u64>; 4],
+    rings: [Consumer<u64>; RINGS],
     wake: WakeWord,
     /// Who sleeps in `wait`. Written before PARKED is announced.
     waiter: Mutex<Option<Thread>>,
@@ -70,8 +82,9 @@ struct Cell {
 }
 
 impl PairShared {
-    pub(crate) fn ring(&self, op: OpKind) -> &Consumer<u64> {
-        &self.rings[op.index()]
+    #[inline]
+    pub(crate) fn ring(&self, op: OpKind, class: Class) -> &Consumer<u64> {
+        &self.rings[ring_of(op, class)]
     }
 
     /// Ops accepted since the pair was made.
@@ -232,7 +245,7 @@ impl Owner {
 pub struct Pair {
     shared: Arc<PairShared>,
     engine: Arc<Shared>,
-    producers: [Producer<u64>; 4],
+    producers: [Producer<u64>; RINGS],
     /// Taken out only when the pair is dropped.
     owner: ManuallyDrop<Owner>,
     /// Not `Sync`, though all that changes it takes `&mut self`: so that it can stay a promise.
@@ -255,14 +268,14 @@ impl Pair {
     pub(crate) fn new(engine: Arc<Shared>, id: usize, depth: usize) -> (Self, Arc<PairShared>) {
         let config = &engine.config;
         let mut rings = Vec::new();
-        let producers = OpKind::ALL.map(|_| {
+        let producers = [(); RINGS].map(|()| {
             let (producer, consumer) = moonring_rings::spsc::ring(depth);
             rings.push(consumer);
             producer
         });
-        let rings = match <[_; 4]>::try_from(rings) {
+        let rings = match <[_; RINGS]>::try_from(rings) {
             Ok(rings) => rings,
-            Err(_) => unreachable!("four op kinds"),
+            Err(_) => unreachable!("as many consumers as producers"),
         };
         let table = OpTable::new(depth, config.long_keys, config.max_key);
         let owner = Owner {
@@ -338,7 +351,7 @@ impl Pair {
     pub fn batch(&mut self) -> PairBatch<'_> {
         PairBatch {
             submitted: 0,
-            ops: 0,
+            rings: 0,
             pair: self,
         }
     }
@@ -369,7 +382,7 @@ impl Pair {
         let op = submission.op;
         let engine = &*self.engine;
         let owner = &mut *self.owner;
-        let producer = &mut self.producers[op.index()];
+        let producer = &mut self.producers[ring_of(op, submission.class)];
         let table = &self.shared.table;
         let mut long_place = None;
         // The first reason wins; nothing is taken from the owner before all is well.
@@ -443,20 +456,21 @@ impl Pair {
         })
     }
 
-    /// Shows what was staged in the rings of `ops` (a bit each).
+    /// Shows what was staged in the rings given (a bit each).
     #[inline]
-    fn publish(&mut self, ops: u8) {
-        let (mut staged, mut left) = (ops, 0);
+    fn publish(&mut self, rings: u8) {
+        let (mut staged, mut left) = (rings, 0);
         while staged != 0 {
-            let op = staged.trailing_zeros();
+            let ring = staged.trailing_zeros();
             staged &= staged - 1;
-            left |= u8::from(self.producers[op as usize].publish() > 0) << op;
+            left |= u8::from(self.producers[ring as usize].publish() > 0) << ring;
         }
         publish_fence();
         while left != 0 {
-            let lane = &self.engine.lanes[left.trailing_zeros() as usize];
+            let ring = left.trailing_zeros() as usize;
             left &= left - 1;
-            lane.mark_ready(self.shared.id + 1);
+            let lane = &self.engine.lanes[ring % OpKind::ALL.len()];
+            lane.queues[ring / OpKind::ALL.len()].mark_ready(self.shared.id + 1);
             if lane.is_closed() {
                 self.engine.end_queued(&self.shared, lane.op);
             } else {
@@ -588,7 +602,7 @@ impl Pair {
 
 impl Drop for Pair {
     fn drop(&mut self) {
-        self.publish(0b1111);
+        self.publish(u8::MAX);
         // Nobody arms it any more: who sleeps on it must not sleep for ever.
         if let Some(event) = self.shared.event.get() {
             notify::signal(event);
@@ -626,8 +640,8 @@ pub struct PairBatch<'a> {
     pair: &'a mut Pair,
     /// When the batch began, in ticks; read at the first push.
     submitted: u64,
-    /// Kinds with staged ops, a bit each.
-    ops: u8,
+    /// Rings with staged ops, a bit each.
+    rings: u8,
 }
 
 impl PairBatch<'_> {
@@ -640,12 +654,12 @@ impl PairBatch<'_> {
         &mut self,
         submission: Submission<'k>,
     ) -> Result<Ticket, Refused<Submission<'k>>> {
-        if self.ops == 0 {
+        if self.rings == 0 {
             self.submitted = self.pair.engine.clock.raw();
         }
-        let op = submission.op;
+        let ring = ring_of(submission.op, submission.class);
         let ticket = self.pair.push(submission, self.submitted)?;
-        self.ops |= 1 << op.index();
+        self.rings |= 1 << ring;
         Ok(ticket)
     }
 
@@ -661,9 +675,9 @@ impl PairBatch<'_> {
 impl Drop for PairBatch<'_> {
     #[inline]
     fn drop(&mut self) {
-        let ops = mem::take(&mut self.ops);
-        if ops != 0 {
-            self.pair.publish(ops);
+        let rings = mem::take(&mut self.rings);
+        if rings != 0 {
+            self.pair.publish(rings);
         }
     }
 }

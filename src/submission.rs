@@ -3,7 +3,7 @@
 use moonring_rings::slots::Ticket;
 
 use crate::store::RawResult;
-use crate::{OpError, OpKind, Slot, Span, StoreOutcome};
+use crate::{Class, OpError, OpKind, Slot, Span, StoreOutcome};
 
 /// Where the bytes of an op are.
 #[derive(Debug)]
@@ -32,6 +32,7 @@ pub struct Submission<'k> {
     pub(crate) buffer: Buffer,
     pub(crate) user_data: u64,
     pub(crate) flags: u8,
+    pub(crate) class: Class,
 }
 
 impl<'k> Submission<'k> {
@@ -42,6 +43,7 @@ impl<'k> Submission<'k> {
             buffer,
             user_data: 0,
             flags: 0,
+            class: Class::default(),
         }
     }
 
@@ -130,6 +132,17 @@ impl<'k> Submission<'k> {
         if self.op == OpKind::Retrieve {
             self.flags |= crate::inflight::EXACT;
         }
+        self
+    }
+
+    /// The op can wait: [`Class::Background`].
+    pub fn background(self) -> Self {
+        self.class(Class::Background)
+    }
+
+    /// How urgent the op is. [`Class::Foreground`] by default.
+    pub fn class(mut self, class: Class) -> Self {
+        self.class = class;
         self
     }
 
