@@ -8,7 +8,7 @@ use crate::engine::Shared;
 use crate::future::{Many, Op, block_on};
 use crate::store::RawResult;
 use crate::submission::{Buffer, LANE_TIMEOUT, Submission, timeout_ns};
-use crate::{ClientError, OpKind, Slot, StoreOutcome};
+use crate::{Class, ClientError, OpKind, Slot, StoreOutcome};
 
 /// How an op with a slot ended, and the slot.
 #[derive(Debug)]
@@ -69,19 +69,36 @@ pub struct Client {
     pub(crate) options: OpOptions,
 }
 
-/// What holds for all ops of a client.
+/// What a client's ops have in common.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OpOptions {
+    pub(crate) class: Class,
     /// As in a [`Submission`].
     pub(crate) timeout: u64,
     pub(crate) cancel_on_drop: bool,
 }
 
+impl Default for OpOptions {
+    fn default() -> Self {
+        Self {
+            class: Class::default(),
+            timeout: LANE_TIMEOUT,
+            cancel_on_drop: false,
+        }
+    }
+}
+
+impl OpOptions {
+    pub(crate) fn apply(self, mut submission: Submission<'_>) -> Submission<'_> {
+        submission.class = self.class;
+        submission.timeout = self.timeout;
+        submission
+    }
+}
+
 impl Clone for Client {
     fn clone(&self) -> Self {
-        let mut client = Self::new(Arc::clone(&self.engine));
-        client.options = self.options;
-        client
+        self.with(self.options)
     }
 }
 
@@ -96,17 +113,19 @@ pub trait AsKey: AsRef<[u8]> {}
 impl<T: AsRef<[u8]> + ?Sized> AsKey for T {}
 
 impl Client {
-    pub(crate) fn new(engine: Arc<Shared>) -> Self {
+    pub(crate) fn new(engine: Arc<Shared>, options: OpOptions) -> Self {
         let caller = engine.clients.next_caller();
         engine.client_handles.fetch_add(1, Ordering::Relaxed);
         Self {
             engine,
             caller,
-            options: OpOptions {
-                timeout: LANE_TIMEOUT,
-                cancel_on_drop: false,
-            },
+            options,
         }
+    }
+
+    /// One more client, with these options.
+    fn with(&self, options: OpOptions) -> Self {
+        Self::new(Arc::clone(&self.engine), options)
     }
 
     /// A client whose ops may take so long, in place of their lane's `timeout_ms`; `None`: as long as it takes.
@@ -116,18 +135,45 @@ impl Client {
     /// by itself.
     #[must_use]
     pub fn with_timeout(&self, timeout: Option<Duration>) -> Client {
-        let mut client = self.clone();
-        client.options.timeout = timeout_ns(timeout);
-        client
+        let timeout = timeout_ns(timeout);
+        self.with(OpOptions {
+            timeout,
+            ..self.options
+        })
     }
 
     /// A client whose ops are cancelled when their future is dropped: one that no store call has taken then is never
     /// started, and its slot is back in its pool when the drop returns. One that a call has taken goes on.
     #[must_use]
     pub fn with_cancel_on_drop(&self) -> Client {
-        let mut client = self.clone();
-        client.options.cancel_on_drop = true;
-        client
+        self.with(OpOptions {
+            cancel_on_drop: true,
+            ..self.options
+        })
+    }
+
+    /// A client whose ops are [`Class::Background`]: they can wait, for prefetches, write-backs and clean-up.
+    ///
+    /// It counts as a caller of its own, as a clone does, and its clones are background, too. Credits are not divided
+    /// between the classes: a background batch of more than `ring_depth` ops uses all that are free, and foreground
+    /// ops of clients then wait for one until it comes back. Keep such batches shorter, or give them a
+    /// [`Pair`](crate::Pair), which has credits of its own.
+    ///
+    /// ```
+    /// # use moonring::{Engine, store::NullStore};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = Engine::builder(std::sync::Arc::new(NullStore)).start()?;
+    /// let client = engine.client();
+    /// let cleaner = client.background();
+    /// cleaner.blocking().delete("old")?;
+    /// # Ok(()) }
+    /// ```
+    pub fn background(&self) -> Client {
+        let class = Class::Background;
+        self.with(OpOptions {
+            class,
+            ..self.options
+        })
     }
 
     /// Is an object with this key there? An error means *unknown*.
@@ -319,14 +365,15 @@ pub(crate) fn submission_of<'k>(
     slot: Option<Slot>,
     options: OpOptions,
 ) -> Submission<'k> {
-    Submission {
+    options.apply(Submission {
         op,
         key,
         buffer: slot.map_or(Buffer::None, Buffer::Slot),
         user_data: 0,
-        timeout: options.timeout,
+        timeout: LANE_TIMEOUT,
         flags: 0,
-    }
+        class: Class::default(),
+    })
 }
 
 pub(crate) fn client_result(raw: RawResult) -> Result<u64, ClientError> {

@@ -153,7 +153,8 @@ impl Clients {
                 cell.slot = Some(slot);
             }
         });
-        match engine.lanes[op.index()].clients.push(ticket.to_word()) {
+        let queue = engine.lanes[op.index()].queue(submission.class);
+        match queue.clients.push(ticket.to_word()) {
             Ok(()) => {
                 if deadline != NEVER {
                     // SAFETY: the op is its caller's, who does not know of it yet: the entry is not used again.
@@ -329,13 +330,13 @@ impl Clients {
 impl Shared {
     /// Shows ops that were pushed into the lane's clients' ring to the workers, and the timer the soonest of their deadlines.
     #[inline]
-    pub(crate) fn publish_clients(&self, op: crate::OpKind, soonest: u64) {
+    pub(crate) fn publish_clients(&self, op: crate::OpKind, class: crate::Class, soonest: u64) {
         let lane = &self.lanes[op.index()];
         publish_fence();
         if soonest != NEVER {
             self.timer.note(&self.clients.table, soonest);
         }
-        lane.mark_ready(CLIENTS);
+        lane.queue(class).mark_ready(CLIENTS);
         // No look at `lane.is_closed()`: the ring itself is closed before the last worker leaves.
         self.groups[lane.group].wake_for(lane);
     }

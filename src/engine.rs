@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
+use crate::client::OpOptions;
 use crate::clients::Clients;
 use crate::inflight::NEVER;
 use crate::key::KeyHasher;
@@ -221,7 +222,8 @@ impl Shared {
         self.quarantine.settled();
         Stats::read(&self.recorders, || {
             let pairs = self.pairs.counts();
-            let by_clients: u64 = self.lanes.iter().map(|lane| lane.clients.pushed()).sum();
+            let queues = self.lanes.iter().flat_map(|lane| &lane.queues);
+            let by_clients: u64 = queues.map(|queue| queue.clients.pushed()).sum();
             Intake {
                 accepted: pairs.accepted + by_clients,
                 refused: pairs.refused + self.clients.refused(),
@@ -362,7 +364,7 @@ impl Engine {
 
     /// A client for any number of tasks and threads.
     pub fn client(&self) -> Client {
-        Client::new(Arc::clone(&self.shared))
+        Client::new(Arc::clone(&self.shared), OpOptions::default())
     }
 
     /// The ops that have ended while a store call still has them, and their bytes: in quarantine until it returns.

@@ -17,7 +17,7 @@ use crate::inflight::NEVER;
 use crate::quarantine::Submitter;
 use crate::submission::Submission;
 use crate::waker::OpWaker;
-use crate::{ClientError, OpKind, Slot, SubmitError};
+use crate::{Class, ClientError, OpKind, Slot, SubmitError};
 
 type Ended = (Result<u64, ClientError>, Option<Slot>);
 
@@ -80,12 +80,12 @@ enum State<'a> {
 
 impl<'a> Op<'a> {
     /// Submits the op if there is a credit.
-    pub(crate) fn start(client: &'a Client, mut submission: Submission<'a>) -> Self {
-        submission.timeout = client.options.timeout;
+    pub(crate) fn start(client: &'a Client, submission: Submission<'a>) -> Self {
         let mut op = Self {
             client,
             state: State::Taken,
         };
+        let submission = client.options.apply(submission);
         op.submit(submission, Place::new(&client.engine));
         op
     }
@@ -99,7 +99,7 @@ impl<'a> Op<'a> {
             .push(engine, &mut submission, credit, caller, now);
         self.state = match pushed {
             Ok((ticket, deadline)) => {
-                engine.publish_clients(submission.op, deadline);
+                engine.publish_clients(submission.op, submission.class, deadline);
                 place.leave();
                 State::InFlight(ticket)
             }
@@ -196,6 +196,7 @@ fn waker_of<'a>(
 struct Publish<'e> {
     engine: &'e Shared,
     op: OpKind,
+    class: Class,
     any: bool,
     soonest: u64,
 }
@@ -203,7 +204,8 @@ struct Publish<'e> {
 impl Drop for Publish<'_> {
     fn drop(&mut self) {
         if self.any {
-            self.engine.publish_clients(self.op, self.soonest);
+            self.engine
+                .publish_clients(self.op, self.class, self.soonest);
         }
     }
 }
@@ -261,6 +263,7 @@ where
         let mut publish = Publish {
             engine,
             op: self.op,
+            class: client.options.class,
             any: false,
             soonest: NEVER,
         };

@@ -20,7 +20,7 @@ use crate::notify::{self, EventFd};
 use crate::quarantine::Submitter;
 use crate::store::RawResult;
 use crate::submission::{Buffer, Completion, Submission};
-use crate::{OpError, OpKind, Refused, Slot, SubmitError, key};
+use crate::{Class, OpError, OpKind, Refused, Slot, SubmitError, key};
 
 /// A thread sleeps in `wait`.
 const PARKED: u64 = 1 << 0;
@@ -38,13 +38,25 @@ const MORE: u64 = 1 << 25;
 /// This is it.
 const RELEASE: u64 = 1 << 26;
 
+/// One for each op kind and class.
+const RINGS: usize = OpKind::ALL.len() * Class::ALL.len();
+
+// `PairBatch` and `Pair::publish` have a bit for each.
+const _: () = assert!(RINGS == u8::BITS as usize);
+
+/// A ring's place among a pair's.
+#[inline]
+fn ring_of(op: OpKind, class: Class) -> usize {
+    class.index() * OpKind::ALL.len() + op.index()
+}
+
 /// What the workers see of a pair.
 pub(crate) struct PairShared {
     /// Its number; its place among a lane's sources is one higher.
     pub(crate) id: usize,
     pub(crate) table: OpTable,
     completions: CompletionRing,
-    rings: [Consumer<u64>; 4],
+    rings: [Consumer<u64>; RINGS],
     wake: WakeWord,
     /// Who sleeps in `wait`. Written before PARKED is announced.
     waiter: Mutex<Option<Thread>>,
@@ -79,8 +91,9 @@ struct Cell {
 }
 
 impl PairShared {
-    pub(crate) fn ring(&self, op: OpKind) -> &Consumer<u64> {
-        &self.rings[op.index()]
+    #[inline]
+    pub(crate) fn ring(&self, op: OpKind, class: Class) -> &Consumer<u64> {
+        &self.rings[ring_of(op, class)]
     }
 
     /// Ops accepted since the pair was made.
@@ -284,7 +297,7 @@ impl Owner {
 pub struct Pair {
     shared: Arc<PairShared>,
     engine: Arc<Shared>,
-    producers: [Producer<u64>; 4],
+    producers: [Producer<u64>; RINGS],
     /// The soonest deadline of what is staged, in ticks.
     soonest: u64,
     /// Taken out only when the pair is dropped.
@@ -331,14 +344,14 @@ impl Pair {
     pub(crate) fn new(engine: Arc<Shared>, id: usize, depth: usize) -> (Self, Arc<PairShared>) {
         let config = &engine.config;
         let mut rings = Vec::new();
-        let producers = OpKind::ALL.map(|_| {
+        let producers = [(); RINGS].map(|()| {
             let (producer, consumer) = moonring_rings::spsc::ring(depth);
             rings.push(consumer);
             producer
         });
-        let rings = match <[_; 4]>::try_from(rings) {
+        let rings = match <[_; RINGS]>::try_from(rings) {
             Ok(rings) => rings,
-            Err(_) => unreachable!("four op kinds"),
+            Err(_) => unreachable!("as many consumers as producers"),
         };
         let table = OpTable::new(depth, config.long_keys, config.max_key);
         let owner = Owner {
@@ -416,7 +429,7 @@ impl Pair {
     pub fn batch(&mut self) -> PairBatch<'_> {
         PairBatch {
             submitted: 0,
-            ops: 0,
+            rings: 0,
             pair: self,
         }
     }
@@ -447,7 +460,7 @@ impl Pair {
         let op = submission.op;
         let engine = &*self.engine;
         let owner = &mut *self.owner;
-        let producer = &mut self.producers[op.index()];
+        let producer = &mut self.producers[ring_of(op, submission.class)];
         let table = &self.shared.table;
         let mut long_place = None;
         // The first reason wins; nothing is taken from the owner before all is well.
@@ -528,14 +541,14 @@ impl Pair {
         })
     }
 
-    /// Shows what was staged in the rings of `ops` (a bit each).
+    /// Shows what was staged in the rings given (a bit each).
     #[inline]
-    fn publish(&mut self, ops: u8) {
-        let (mut staged, mut left) = (ops, 0);
+    fn publish(&mut self, rings: u8) {
+        let (mut staged, mut left) = (rings, 0);
         while staged != 0 {
-            let op = staged.trailing_zeros();
+            let ring = staged.trailing_zeros();
             staged &= staged - 1;
-            left |= u8::from(self.producers[op as usize].publish() > 0) << op;
+            left |= u8::from(self.producers[ring as usize].publish() > 0) << ring;
         }
         publish_fence();
         if self.soonest != NEVER {
@@ -543,9 +556,10 @@ impl Pair {
             self.engine.timer.note(&self.shared.table, soonest);
         }
         while left != 0 {
-            let lane = &self.engine.lanes[left.trailing_zeros() as usize];
+            let ring = left.trailing_zeros() as usize;
             left &= left - 1;
-            lane.mark_ready(self.shared.source());
+            let lane = &self.engine.lanes[ring % OpKind::ALL.len()];
+            lane.queues[ring / OpKind::ALL.len()].mark_ready(self.shared.source());
             if lane.is_closed() {
                 self.engine.end_queued(&self.shared, lane.op);
             } else {
@@ -718,7 +732,7 @@ impl Pair {
 
 impl Drop for Pair {
     fn drop(&mut self) {
-        self.publish(0b1111);
+        self.publish(u8::MAX);
         // Nobody arms it any more: who sleeps on it must not sleep for ever.
         if let Some(event) = self.shared.event.get() {
             notify::signal(event);
@@ -756,8 +770,8 @@ pub struct PairBatch<'a> {
     pair: &'a mut Pair,
     /// When the batch began, in ticks; read at the first push.
     submitted: u64,
-    /// Kinds with staged ops, a bit each.
-    ops: u8,
+    /// Rings with staged ops, a bit each.
+    rings: u8,
 }
 
 impl PairBatch<'_> {
@@ -770,12 +784,12 @@ impl PairBatch<'_> {
         &mut self,
         submission: Submission<'k>,
     ) -> Result<Ticket, Refused<Submission<'k>>> {
-        if self.ops == 0 {
+        if self.rings == 0 {
             self.submitted = self.pair.engine.clock.raw();
         }
-        let op = submission.op;
+        let ring = ring_of(submission.op, submission.class);
         let ticket = self.pair.push(submission, self.submitted)?;
-        self.ops |= 1 << op.index();
+        self.rings |= 1 << ring;
         Ok(ticket)
     }
 
@@ -791,9 +805,9 @@ impl PairBatch<'_> {
 impl Drop for PairBatch<'_> {
     #[inline]
     fn drop(&mut self) {
-        let ops = mem::take(&mut self.ops);
-        if ops != 0 {
-            self.pair.publish(ops);
+        let rings = mem::take(&mut self.rings);
+        if rings != 0 {
+            self.pair.publish(rings);
         }
     }
 }

@@ -92,8 +92,8 @@ pub(crate) fn shutdown(
         Shutdown::Drain => Closing::Drain,
         Shutdown::Cancel => Closing::Cancel,
     });
-    for lane in &engine.lanes {
-        lane.clients.close();
+    for queue in engine.lanes.iter().flat_map(|lane| &lane.queues) {
+        queue.clients.close();
     }
     engine.groups.iter().for_each(|group| group.wake_all());
     wait_for_workers(engine, limit, |working| working == 0);
@@ -171,9 +171,11 @@ fn end_rest(engine: &Shared) {
             worker::end_queued(engine, &pair, lane.op);
         }
         // A client that claimed a place before the ring was closed publishes it in a moment.
-        while !lane.clients.is_drained() {
-            if worker::end_queued_clients(engine, lane) == 0 {
-                std::thread::yield_now();
+        for queue in &lane.queues {
+            while !queue.clients.is_drained() {
+                if worker::end_queued_clients(engine, queue) == 0 {
+                    std::thread::yield_now();
+                }
             }
         }
     }

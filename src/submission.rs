@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use moonring_rings::slots::Ticket;
 
 use crate::store::RawResult;
-use crate::{OpError, OpKind, Slot, Span, StoreOutcome};
+use crate::{Class, OpError, OpKind, Slot, Span, StoreOutcome};
 
 /// Where the bytes of an op are.
 #[derive(Debug)]
@@ -36,6 +36,7 @@ pub struct Submission<'k> {
     /// In nanoseconds, or one of the two below.
     pub(crate) timeout: u64,
     pub(crate) flags: u8,
+    pub(crate) class: Class,
 }
 
 /// The op's time is that of its lane.
@@ -58,6 +59,7 @@ impl<'k> Submission<'k> {
             user_data: 0,
             timeout: LANE_TIMEOUT,
             flags: 0,
+            class: Class::default(),
         }
     }
 
@@ -162,6 +164,17 @@ impl<'k> Submission<'k> {
         if self.op == OpKind::Retrieve {
             self.flags |= crate::inflight::EXACT;
         }
+        self
+    }
+
+    /// The op can wait: [`Class::Background`].
+    pub fn background(self) -> Self {
+        self.class(Class::Background)
+    }
+
+    /// How urgent the op is. [`Class::Foreground`] by default.
+    pub fn class(mut self, class: Class) -> Self {
+        self.class = class;
         self
     }
 
