@@ -22,6 +22,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use moonring_rings::slots::{Ended, Ticket};
 
+use crate::circuit::Outcome;
 use crate::inflight::{Descriptor, EXACT, FORCE, NEVER, OpTable};
 use crate::stats::LaneRecorder;
 use crate::store::{
@@ -149,6 +150,7 @@ impl Batch {
         source: usize,
         table: &OpTable,
         words: &[u64],
+        worker: usize,
         clock: &quanta::Clock,
     ) {
         let start = self.ops.len();
@@ -168,7 +170,11 @@ impl Batch {
             // SAFETY: just claimed: nobody writes the descriptor until this worker finishes the op.
             let descriptor = unsafe { table.ops().peek(ticket.index()) };
             // SAFETY: as above.
-            self.bytes += unsafe { (*descriptor).len() };
+            let d = unsafe { &*descriptor };
+            if deadline != NEVER {
+                d.set_worker(worker);
+            }
+            self.bytes += d.len();
             self.ops.push(Op {
                 ticket,
                 descriptor,
@@ -180,6 +186,12 @@ impl Batch {
         if start < end {
             self.runs.push(Run { source, start, end });
         }
+    }
+
+    /// How the calls went, by the results of all ops that are left.
+    #[inline]
+    pub(crate) fn outcome(&self) -> Outcome {
+        Outcome::of(self.ops.iter().map(|op| &op.result))
     }
 
     /// Ops whose time was up when they were taken from their ring.
@@ -223,6 +235,10 @@ impl Batch {
             (run.start, run.end) = (start, kept);
         }
         self.ops.truncate(kept);
+    }
+
+    pub(crate) fn has_abandoned(&self) -> bool {
+        !self.abandoned.is_empty()
     }
 
     /// Ops that were abandoned while their call went on: each is to be released.

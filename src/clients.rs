@@ -97,7 +97,9 @@ impl Clients {
         let op = submission.op;
         let checked = match engine.is_closing() {
             true => Err(SubmitError::ShutDown),
-            false => key::check_len(submission.key, engine.config.max_key),
+            false => engine
+                .check_lane(op)
+                .and_then(|()| key::check_len(submission.key, engine.config.max_key)),
         };
         if let Err(reason) = checked {
             if let Some(index) = credit {

@@ -20,7 +20,7 @@ use crate::store::{RawResult, Store};
 use crate::submission::{Buffer, LANE_TIMEOUT, NO_TIMEOUT};
 use crate::timer::Timer;
 use crate::{
-    Client, EngineBuilder, EngineConfig, OpError, OpKind, Pair, Quarantined, Shutdown,
+    Client, EngineBuilder, EngineConfig, Health, OpError, OpKind, Pair, Quarantined, Shutdown,
     ShutdownError, StartReport, Stats, SubmitError, Unavailable, worker,
 };
 
@@ -83,10 +83,10 @@ impl Shared {
         groups: Vec<Group>,
         spinners: Spinners,
         report: StartReport,
+        (clock, timer): (quanta::Clock, Timer),
     ) -> Self {
-        let workers: usize = groups.iter().map(|g| g.workers).sum();
-        let clock = quanta::Clock::new();
-        let timer = Timer::new(&clock);
+        // Each group has a spare.
+        let workers: usize = groups.iter().map(|g| g.workers + 1).sum();
         let timeouts = OpKind::ALL.map(|op| {
             let timeout = config.timeout_ms[op];
             timeout.map_or(NEVER, |ms| timer.ticks(u64::from(ms) * 1_000_000))
@@ -182,6 +182,21 @@ impl Shared {
             ns => self.timer.ticks(ns),
         };
         submitted.saturating_add(ticks)
+    }
+
+    /// Whether the lane takes ops. Lookups are always taken: they are answered *unknown*.
+    #[inline(always)]
+    pub(crate) fn check_lane(&self, op: OpKind) -> Result<(), SubmitError> {
+        match op != OpKind::Lookup && self.lanes[op.index()].circuit.is_open() {
+            true => self.check_open_lane(op),
+            false => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn check_open_lane(&self, op: OpKind) -> Result<(), SubmitError> {
+        let refused = self.lanes[op.index()].circuit.refuses(self.clock.raw());
+        refused.map_or(Ok(()), |why| Err(SubmitError::Unavailable { op, why }))
     }
 
     /// Where an op's bytes are, if it may have them.
@@ -365,6 +380,11 @@ impl Engine {
     /// A client for any number of tasks and threads.
     pub fn client(&self) -> Client {
         Client::new(Arc::clone(&self.shared), OpOptions::default())
+    }
+
+    /// How the engine does, by what its calls brought. Makes no call.
+    pub fn health(&self) -> Health {
+        Health::of(&self.shared)
     }
 
     /// The ops that have ended while a store call still has them, and their bytes: in quarantine until it returns.

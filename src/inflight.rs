@@ -44,6 +44,8 @@ pub(crate) struct Descriptor {
     deadline: AtomicU64,
     /// Who submitted it, for `callers_per_call`.
     pub(crate) caller: u16,
+    /// The worker that has it, by its number in its group; only of an op with a deadline. Atomic because the timer reads it.
+    worker: AtomicU8,
     /// Flags and kind. Atomic because the entry of an op that was abandoned may be in use again when its kind is asked for.
     flags: AtomicU8,
 }
@@ -66,8 +68,19 @@ impl Descriptor {
             key_len: 0,
             deadline: AtomicU64::new(NEVER),
             caller: 0,
+            worker: AtomicU8::new(0),
             flags: AtomicU8::new(0),
         }
+    }
+
+    /// Says which worker has the op.
+    #[inline(always)]
+    pub(crate) fn set_worker(&self, number: usize) {
+        self.worker.store(number as u8, Relaxed);
+    }
+
+    pub(crate) fn worker(&self) -> usize {
+        usize::from(self.worker.load(Relaxed))
     }
 
     #[inline(always)]

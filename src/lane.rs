@@ -34,17 +34,19 @@ use crossbeam_utils::CachePadded;
 use moonring_rings::mpmc::Mpmc;
 use moonring_rings::park::{WakeWord, publish_fence};
 
+use crate::circuit::{Circuit, FailFast};
 use crate::{Class, OpKind};
 
 /// The clients' place among a queue's sources.
 pub(crate) const CLIENTS: usize = 0;
 
-/// Most workers in one group: one bit each, and two for flags.
+/// Most workers in one group: one bit each, one for their spare, and one for a flag.
 pub(crate) const MAX_WORKERS: usize = 62;
 
 /// One worker of the group looks for work all the time; no need to wake another.
 const SPINNING: u64 = 1 << 63;
-const SLEEPERS: u64 = (1 << MAX_WORKERS) - 1;
+/// The workers, and their spare.
+const SLEEPERS: u64 = (1 << (MAX_WORKERS + 1)) - 1;
 
 /// Of so many takes at which background ops wait, they go first in one.
 const BACKGROUND_EVERY: u32 = 8;
@@ -61,6 +63,7 @@ pub(crate) struct Lane {
     /// Workers that are in a call of this lane. Bounded by `max_holders`.
     holders: CachePadded<AtomicU32>,
     max_holders: u32,
+    pub(crate) circuit: CachePadded<Circuit>,
     /// No worker will come any more: whoever publishes must end what is queued by itself. Set in `close`; read after the
     /// publication's fence in `publish`.
     closed: AtomicBool,
@@ -73,6 +76,7 @@ impl Lane {
         ring_depth: usize,
         max_pairs: usize,
         max_holders: u32,
+        rules: FailFast,
     ) -> Self {
         Self {
             op,
@@ -81,6 +85,7 @@ impl Lane {
             background_waited: CachePadded::new(AtomicU32::new(0)),
             holders: CachePadded::new(AtomicU32::new(0)),
             max_holders,
+            circuit: CachePadded::new(Circuit::new(rules)),
             closed: AtomicBool::new(false),
         }
     }
@@ -121,10 +126,10 @@ impl Lane {
         self.is_ready() && self.can_be_held()
     }
 
-    /// Whether one more worker may hold it. A hint.
+    /// Whether one more worker may hold it, or need not, for it makes no calls. A hint.
     #[inline]
     pub(crate) fn can_be_held(&self) -> bool {
-        self.holders.load(Ordering::Relaxed) < self.max_holders
+        self.holders.load(Ordering::Relaxed) < self.max_holders || self.circuit.is_open()
     }
 
     /// The right to hold a call of this lane, within its bound.
@@ -240,7 +245,11 @@ pub(crate) struct Group {
     pub(crate) ops: Vec<OpKind>,
     pub(crate) workers: usize,
     wake: CachePadded<WakeWord>,
+    /// The last is the spare.
     threads: Box<[OnceLock<Thread>]>,
+    /// Which workers are in overdue calls, and how many. Changed under the quarantine's lock.
+    overdue: Box<[AtomicBool]>,
+    overdue_calls: AtomicUsize,
     /// Workers in a store call.
     busy: CachePadded<AtomicU32>,
 }
@@ -251,7 +260,9 @@ impl Group {
             ops,
             workers,
             wake: CachePadded::new(WakeWord::new()),
-            threads: (0..workers).map(|_| OnceLock::new()).collect(),
+            threads: (0..=workers).map(|_| OnceLock::new()).collect(),
+            overdue: (0..workers).map(|_| AtomicBool::new(false)).collect(),
+            overdue_calls: AtomicUsize::new(0),
             busy: CachePadded::new(AtomicU32::new(0)),
         }
     }
@@ -282,9 +293,40 @@ impl Group {
         }
     }
 
+    /// A worker's call is overdue. False where that is known. Under the quarantine's lock.
+    pub(crate) fn set_overdue(&self, worker: usize) -> bool {
+        let known = |flag: &AtomicBool| flag.swap(true, Ordering::Relaxed);
+        if self.overdue.get(worker).is_none_or(known) {
+            return false;
+        }
+        self.overdue_calls.fetch_add(1, Ordering::Relaxed);
+        // Pairs with the fence of the spare's announcement, so that one of the two sees the other.
+        publish_fence();
+        if self.wants_spare() {
+            self.unpark(self.workers);
+        }
+        true
+    }
+
+    /// A worker's call has returned. True where it was overdue. Under the quarantine's lock.
+    pub(crate) fn clear_overdue(&self, worker: usize) -> bool {
+        let was = self.overdue.get(worker);
+        let was = was.is_some_and(|flag| flag.swap(false, Ordering::Relaxed));
+        if was {
+            self.overdue_calls.fetch_sub(1, Ordering::Relaxed);
+        }
+        was
+    }
+
+    /// Whether all workers are in overdue calls.
+    pub(crate) fn wants_spare(&self) -> bool {
+        self.overdue_calls.load(Ordering::Relaxed) >= self.workers
+    }
+
     /// Wakes everybody, for the end.
     pub(crate) fn wake_all(&self) {
         publish_fence();
+        self.unpark(self.workers);
         let mut sleepers = self.wake.take(SLEEPERS);
         while sleepers != 0 {
             self.unpark(sleepers.trailing_zeros() as usize);
@@ -361,9 +403,16 @@ impl Group {
 mod tests {
     use super::*;
 
+    const RULES: FailFast = FailFast {
+        after: 0,
+        pause: 0,
+        max_batch: 1,
+        overdue: 1,
+    };
+
     #[test]
     fn ready_bits_are_set_and_cleared_in_their_words() {
-        let lane = Lane::new(OpKind::Lookup, 0, 4, 200, 1);
+        let lane = Lane::new(OpKind::Lookup, 0, 4, 200, 1, RULES);
         assert!(!lane.is_ready());
         lane.open_source(130);
         let queue = lane.queue(Class::Background);
@@ -381,7 +430,7 @@ mod tests {
 
     #[test]
     fn a_lane_is_held_by_no_more_than_its_bound() {
-        let lane = Lane::new(OpKind::Store, 0, 4, 1, 2);
+        let lane = Lane::new(OpKind::Store, 0, 4, 1, 2, RULES);
         lane.queue(Class::Background).mark_ready(CLIENTS);
         assert!(lane.has_work() && lane.try_hold() && lane.has_work() && lane.try_hold());
         assert!(!lane.has_work() && !lane.try_hold());

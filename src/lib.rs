@@ -69,6 +69,7 @@
 
 mod affinity;
 mod batch;
+mod circuit;
 mod class;
 mod client;
 mod clients;
@@ -76,6 +77,7 @@ pub mod config;
 mod engine;
 mod error;
 mod future;
+mod health;
 mod inflight;
 mod key;
 mod lane;
@@ -98,12 +100,14 @@ mod timer;
 mod waker;
 mod worker;
 
+pub use circuit::LaneHealth;
 pub use class::Class;
 pub use client::{AsKey, Blocking, Client, Prefix, Returned};
 pub use config::{ConfigError, EngineConfig, L2Adapter};
 pub use engine::{Engine, PairError};
 pub use error::{ClientError, OpError, Refused, SubmitError, Unavailable};
 pub use future::block_on;
+pub use health::{Health, HealthState};
 pub use key::INLINE_KEY;
 pub use moonring_rings::slots::Ticket;
 pub use notify::EventFd;

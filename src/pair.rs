@@ -468,6 +468,9 @@ impl Pair {
             if engine.is_closing() {
                 break 'refused SubmitError::ShutDown;
             }
+            if let Err(reason) = engine.check_lane(op) {
+                break 'refused reason;
+            }
             if let Err(reason) = key::check_len(submission.key, engine.config.max_key) {
                 break 'refused reason;
             }

@@ -20,7 +20,7 @@ use moonring_rings::park::publish_fence;
 use moonring_rings::slots::{self, Ticket, Why};
 
 use crate::engine::Shared;
-use crate::lane::CLIENTS;
+use crate::lane::{CLIENTS, Group, Lane};
 use crate::pair::PairShared;
 use crate::waker::OpWaker;
 use crate::{OpError, OpKind, Slot};
@@ -247,6 +247,10 @@ impl Shared {
                     slot: None,
                 };
                 quarantine.add(&mut list, held);
+                let lane = &self.lanes[op.index()];
+                if why == Why::Deadline && self.groups[lane.group].set_overdue(d.worker()) {
+                    lane.circuit.add_overdue(since);
+                }
                 if let Submitter::Pair(pair) = submitter {
                     // SAFETY: we have just ended the op.
                     unsafe { pair.push_end(ticket, error, true) };
@@ -291,6 +295,18 @@ impl Shared {
         drop(list);
         // A slot goes back to its pool.
         drop(held);
+    }
+
+    /// A call with abandoned ops has returned, and they are released. Whether it was overdue.
+    #[cold]
+    pub(crate) fn call_returned(&self, group: &Group, worker: usize, lane: &Lane) -> bool {
+        let list = self.quarantine.lock();
+        let overdue = group.clear_overdue(worker);
+        if overdue {
+            lane.circuit.remove_overdue();
+        }
+        drop(list);
+        overdue
     }
 
     /// Ends a pair's or the clients' op whose time was up before a worker took it.

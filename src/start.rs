@@ -2,13 +2,14 @@
 
 use std::sync::{Arc, mpsc};
 
+use crate::circuit::FailFast;
 use crate::config::{ConfigError, CoreChoice};
 use crate::engine::{Engine, Shared, Spinners};
 use crate::lane::{Group, Lane};
 use crate::memory::{Given, Memory, RegistrationFailed};
 use crate::signals::BlockedSignals;
 use crate::store::{Capabilities, RegisterError, Store};
-use crate::timer::Sweeper;
+use crate::timer::{Sweeper, Timer};
 use crate::worker::{Driver, Worker};
 use crate::{EngineConfig, OpKind, Overlap, Region, RegionReport, affinity, shutdown};
 
@@ -141,6 +142,8 @@ struct Plan {
     group: usize,
     number: usize,
     core: Option<usize>,
+    /// Sleeps until all workers of its group are in overdue calls.
+    spare: bool,
 }
 
 impl EngineBuilder {
@@ -194,7 +197,8 @@ impl EngineBuilder {
         self.config.cores = CoreChoice::None;
         let (shared, plans) = self.set_up()?;
         let shared = Arc::new(shared);
-        let drivers = plans.iter().enumerate().map(|(index, plan)| {
+        let workers = plans.iter().filter(|plan| !plan.spare);
+        let drivers = workers.enumerate().map(|(index, plan)| {
             let stats = Arc::clone(&shared.recorders[index]);
             Driver::new(Worker::new(
                 Arc::clone(&shared),
@@ -211,7 +215,9 @@ impl EngineBuilder {
         self.config.validate()?;
         let config = self.config.effective();
         let allowed = affinity::allowed();
-        let (groups, lanes) = layout(&config);
+        let clock = quanta::Clock::new();
+        let timer = Timer::new(&clock);
+        let (groups, lanes) = layout(&config, &timer);
         let cores = affinity::assign(
             &config.cores,
             &allowed,
@@ -227,7 +233,8 @@ impl EngineBuilder {
                 warnings.push(warning);
             }
         }
-        warnings.extend(affinity::without_effect(&config, &allowed, plans.len()));
+        let workers = plans.iter().filter(|plan| !plan.spare).count();
+        warnings.extend(affinity::without_effect(&config, &allowed, workers));
         if capabilities.needs_registration {
             // Before it is registered, which makes all pages present: one fault after the other, inside one call.
             let registered = regions.iter().filter(|given| !given.identical);
@@ -249,7 +256,7 @@ impl EngineBuilder {
             warnings,
         };
         report.warnings.extend(self.store.warnings());
-        for plan in &plans {
+        for plan in plans.iter().filter(|plan| !plan.spare) {
             report.workers.push(WorkerStart {
                 name: plan.name.clone(),
                 ops: groups[plan.group].ops.clone(),
@@ -258,13 +265,22 @@ impl EngineBuilder {
             });
         }
         let spinners = Spinners::new(allowed.len(), &config);
-        let shared = Shared::new(config, self.store, memory, lanes, groups, spinners, report);
+        let shared = Shared::new(
+            config,
+            self.store,
+            memory,
+            lanes,
+            groups,
+            spinners,
+            report,
+            (clock, timer),
+        );
         Ok((shared, plans))
     }
 }
 
 /// The groups of workers, and the lanes that they serve.
-fn layout(config: &EngineConfig) -> (Vec<Group>, [Lane; 4]) {
+fn layout(config: &EngineConfig, timer: &Timer) -> (Vec<Group>, [Lane; 4]) {
     let mut groups = Vec::new();
     let shared: Vec<_> = OpKind::ALL
         .into_iter()
@@ -284,14 +300,22 @@ fn layout(config: &EngineConfig) -> (Vec<Group>, [Lane; 4]) {
             None if bounded => (0, config.num_workers as u32 - 1),
             None => (0, u32::MAX),
         };
-        Lane::new(op, group, config.ring_depth, config.max_pairs, max_holders)
+        let workers = config.per_op_workers[op].unwrap_or(config.num_workers);
+        let rules = FailFast {
+            after: config.fail_fast_after,
+            pause: timer.ticks(u64::from(config.fail_fast_ms) * 1_000_000),
+            max_batch: config.max_batch,
+            overdue: (workers as u32 / 2).max(1),
+        };
+        let (depth, pairs) = (config.ring_depth, config.max_pairs);
+        Lane::new(op, group, depth, pairs, max_holders, rules)
     });
     (groups, lanes)
 }
 
 fn plan(groups: &[Group], cores: Vec<Option<usize>>) -> Vec<Plan> {
     let mut cores = cores.into_iter();
-    let mut plans = Vec::new();
+    let (mut plans, mut spares) = (Vec::new(), Vec::new());
     for (g, group) in groups.iter().enumerate() {
         // Thread names are cut at 15 bytes.
         let name = match group.ops[..] {
@@ -304,9 +328,19 @@ fn plan(groups: &[Group], cores: Vec<Option<usize>>) -> Vec<Plan> {
                 group: g,
                 number,
                 core: cores.next().flatten(),
+                spare: false,
             });
         }
+        spares.push(Plan {
+            name: format!("mr-{name}-spare"),
+            group: g,
+            number: group.workers,
+            core: None,
+            spare: true,
+        });
     }
+    // Behind the others, which the report lists.
+    plans.append(&mut spares);
     plans
 }
 
@@ -371,7 +405,11 @@ fn spawn(mut shared: Shared, plans: Vec<Plan>) -> Result<Engine, StartError> {
                 engine: Arc::clone(&engine),
                 index,
             };
-            Worker::new(engine, plan.group, plan.number, stats).run();
+            let worker = Worker::new(engine, plan.group, plan.number, stats);
+            match plan.spare {
+                false => worker.run(),
+                true => worker.run_spare(),
+            }
             drop(leaving);
         };
         match std::thread::Builder::new().name(name.clone()).spawn(body) {
@@ -396,7 +434,9 @@ fn spawn(mut shared: Shared, plans: Vec<Plan>) -> Result<Engine, StartError> {
     drop(blocked);
     drop(said);
     for (index, pinned) in results {
-        let worker = &mut shared.report.workers[index];
+        let Some(worker) = shared.report.workers.get_mut(index) else {
+            continue; // A spare, which is never pinned.
+        };
         worker.pinned &= pinned;
         if let (Some(core), false) = (worker.core, pinned) {
             let warning = format!("{}: could not be pinned to core {core}", worker.name);

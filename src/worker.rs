@@ -27,6 +27,7 @@ use moonring_rings::park::publish_fence;
 use moonring_rings::slots::{Ticket, Why};
 
 use crate::batch::{Batch, Bounds};
+use crate::circuit::Permit;
 use crate::engine::{Closing, Shared};
 use crate::inflight::OpTable;
 use crate::lane::{CLIENTS, Group, Lane, Queue};
@@ -95,6 +96,10 @@ pub(crate) struct Worker {
     first_source: [[usize; 2]; 4],
     batch: Batch,
     batch_op: OpKind,
+    /// What may be done with the batch.
+    permit: Permit,
+    /// Makes no calls: see [`Worker::run_spare`].
+    spare: bool,
     /// The lane of `batch_op` counts this worker as a holder.
     holds: bool,
     words: Vec<u64>,
@@ -121,6 +126,8 @@ impl Drop for Worker {
             let stats = Arc::clone(&self.stats);
             let op = self.batch_op;
             self.end(&engine);
+            let group = &engine.groups[self.group];
+            self.release(&engine, group, &engine.lanes[self.batch_op.index()]);
             self.batch
                 .record(op, &engine.clock, stats.lane(op), engine.clock.raw());
             self.complete(&engine);
@@ -139,6 +146,8 @@ impl Worker {
         Self {
             batch: Batch::new(max_batch),
             batch_op: OpKind::Lookup,
+            permit: Permit::Answer,
+            spare: number == engine.groups[group].workers,
             holds: false,
             completing: false,
             closing_looks: 0,
@@ -169,6 +178,35 @@ impl Worker {
                 return;
             }
             self.idle(&engine, group);
+        }
+    }
+
+    /// The spare of a group: sleeps while one of its workers could still take something. When all are in overdue calls it answers
+    /// what comes, without calls, so that nobody waits for them.
+    pub(crate) fn run_spare(mut self) {
+        let engine = Arc::clone(&self.engine);
+        std::mem::forget(Inside::enter(&engine));
+        let group = &engine.groups[self.group];
+        group.enrol(self.number);
+        // Pairs with the fence in `set_overdue`.
+        publish_fence();
+        while !engine.is_closing() {
+            if !group.wants_spare() {
+                // A wake that it was given is a worker's.
+                if engine.has_work(group) {
+                    group.wake_one();
+                }
+                std::thread::park();
+            } else if !self.round(&engine, group) {
+                group.announce(self.number);
+                let stay = !group.wants_spare() || engine.has_work(group) || engine.is_closing();
+                if stay || self.pairs.is_stale(&engine.pairs) {
+                    group.retract(self.number);
+                    std::thread::yield_now();
+                } else {
+                    group.sleep(self.number);
+                }
+            }
         }
     }
 
@@ -206,14 +244,26 @@ impl Worker {
     fn take_lane(&mut self, lane: &Lane, engine: &Shared, group: &Group) -> Option<OpKind> {
         let foreground = lane.queue(Class::Foreground);
         let waits = lane.queue(Class::Background).is_ready();
-        if !(waits || foreground.is_ready()) || !lane.try_hold() {
+        if !(waits || foreground.is_ready()) {
             return None;
         }
-        self.holds = true;
-        self.batch_op = lane.op;
         let config = &engine.config;
+        self.permit = lane.circuit.permit(self.spare, || engine.clock.raw());
+        if self.permit != Permit::Answer && !lane.try_hold() {
+            if self.permit != Permit::Probe {
+                return None;
+            }
+            lane.circuit.give_back_probe();
+            self.permit = Permit::Answer;
+        }
+        self.holds = self.permit != Permit::Answer;
+        self.batch_op = lane.op;
         let bounds = Bounds {
-            ops: config.max_batch,
+            ops: match self.permit {
+                Permit::Call(most) => most,
+                Permit::Probe => 1,
+                Permit::Answer => config.max_batch,
+            },
             bytes: match group.has_idle() && lane.can_be_held() {
                 true => config.share_bytes.min(config.max_batch_bytes),
                 false => config.max_batch_bytes,
@@ -232,11 +282,25 @@ impl Worker {
             self.fill_background(lane, engine, bounds);
         }
         if self.batch.is_empty() {
-            self.holds = false;
-            lane.release();
+            self.let_go(lane);
+            if self.permit == Permit::Probe {
+                lane.circuit.give_back_probe();
+            }
+            // Of ops that were late.
+            for waker in self.wakers.drain(..) {
+                waker.wake();
+            }
             return None;
         }
         Some(lane.op)
+    }
+
+    /// Holds the lane no more.
+    #[inline]
+    fn let_go(&mut self, lane: &Lane) {
+        if std::mem::take(&mut self.holds) {
+            lane.release();
+        }
     }
 
     /// A copy of its own, so that the foreground's is made for that class alone.
@@ -319,7 +383,8 @@ impl Worker {
             if left {
                 queue.mark_ready(source);
             }
-            self.batch.admit(source, table, &self.words, &engine.clock);
+            self.batch
+                .admit(source, table, &self.words, self.number, &engine.clock);
             while let Some(late) = self.batch.take_late() {
                 engine.expire(Submitter::Clients, late.ticket, &mut self.wakers);
             }
@@ -366,7 +431,7 @@ impl Worker {
             queue.mark_ready(source);
         }
         self.batch
-            .admit(source, &pair.table, &self.words, &engine.clock);
+            .admit(source, &pair.table, &self.words, self.number, &engine.clock);
         while let Some(late) = self.batch.take_late() {
             engine.expire(Submitter::Pair(pair), late.ticket, &mut self.wakers);
         }
@@ -380,10 +445,15 @@ impl Worker {
         if group.needs_wake() && engine.has_work(group) {
             group.wake_one();
         }
+        let mut called = false;
         let now = if engine.closing() == Closing::Cancel {
             self.batch.fail_all(OpError::ShutDown);
             engine.clock.raw()
+        } else if self.permit == Permit::Answer {
+            self.batch.fail_all(OpError::Unavailable);
+            engine.clock.raw()
         } else {
+            called = true;
             group.enter_call();
             let now = self
                 .batch
@@ -391,14 +461,31 @@ impl Worker {
             group.leave_call();
             now
         };
-        self.holds = false;
-        lane.release();
+        self.let_go(lane);
         #[cfg(test)]
         tests::die_if_told(engine);
+        let outcome = self.batch.outcome();
         self.end(engine);
+        let overdue = self.batch.has_abandoned() && self.release(engine, group, lane);
+        if called {
+            lane.circuit
+                .after_call(outcome, self.permit, overdue, || now);
+        }
         self.batch
             .record(op, &engine.clock, self.stats.lane(op), now);
         self.complete(engine);
+    }
+
+    /// Releases the ops of the batch that were abandoned. Whether its call was overdue.
+    #[cold]
+    fn release(&mut self, engine: &Shared, group: &Group, lane: &Lane) -> bool {
+        while let Some(op) = self.batch.take_abandoned() {
+            let from = self.pairs.taken(op.source);
+            let from = from.map_or(Submitter::Clients, Submitter::Pair);
+            // SAFETY: the batch claimed the op and has found that it was abandoned.
+            unsafe { engine.release_op(from, op.ticket, &mut self.wakers) };
+        }
+        engine.call_returned(group, self.number, lane)
     }
 
     /// Claims the ends of the batch's ops.
@@ -420,12 +507,6 @@ impl Worker {
                 // SAFETY: as above; source 0 is the clients'.
                 None => unsafe { engine.clients.complete(ends, &mut self.wakers) },
             }
-        }
-        while let Some(op) = self.batch.take_abandoned() {
-            let from = self.pairs.taken(op.source);
-            let from = from.map_or(Submitter::Clients, Submitter::Pair);
-            // SAFETY: the batch claimed the op and has found that it was abandoned.
-            unsafe { engine.release_op(from, op.ticket, &mut self.wakers) };
         }
         publish_fence();
         for run in self.batch.runs() {

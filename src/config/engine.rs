@@ -22,6 +22,8 @@ const MAX_REGISTRATION: Limits = Limits::size(1, MAX_BYTES);
 /// A day.
 const TIMEOUT_MS: Limits = Limits::integer(1, 86_400_000);
 const QUARANTINE_PERCENT: Limits = Limits::integer(1, 100);
+const FAIL_FAST_AFTER: Limits = Limits::integer(0, 1_000_000);
+const FAIL_FAST_MS: Limits = Limits::integer(1, 3_600_000);
 /// An hour.
 const SETUP_TIMEOUT: Limits = Limits::integer(1, 3600);
 /// `CPU_SETSIZE` of Linux: a core id from 1024 on can't be pinned to.
@@ -100,6 +102,8 @@ pub enum CoreChoice {
 /// | `max_registration` | none | a size over 0, or null | largest piece, in bytes, in which a region is registered; the smaller of this and the store's own limit |
 /// | `timeout_ms` | none | 1 to 86,400,000 each | milliseconds that an op may take, by its kind: `{"lookup": 50, "retrieve": 500}`; an op's own timeout comes first |
 /// | `quarantine_percent` | 25 | 1 to 100 | share of the regions' bytes that the timed out ops of one kind may keep in quarantine before more of that kind are refused |
+/// | `fail_fast_after` | 5 | 0 to 1,000,000 | calls of a kind that must fail in transport one after the other before its circuit opens; 0: no circuit ever opens, and overdue calls change nothing |
+/// | `fail_fast_ms` | 500 | 1 to 3,600,000 | milliseconds between the probes of an open circuit, a quarter more or less |
 /// | `setup_timeout` | 30 | 1 to 3600 | seconds that opening the store may take |
 ///
 /// ```
@@ -145,6 +149,10 @@ pub struct EngineConfig {
     pub timeout_ms: PerOp<Option<u32>>,
     /// Share of the regions' bytes, in percent, that ops of one kind may keep in quarantine before more of that kind are refused.
     pub quarantine_percent: u32,
+    /// Calls that must fail in transport one after the other before their kind's circuit opens; 0: never.
+    pub fail_fast_after: u32,
+    /// Milliseconds between the probes of an open circuit.
+    pub fail_fast_ms: u32,
     /// Seconds that opening the store may take.
     pub setup_timeout: u32,
 }
@@ -167,6 +175,8 @@ impl Default for EngineConfig {
             max_registration: None,
             timeout_ms: PerOp::default(),
             quarantine_percent: 25,
+            fail_fast_after: 5,
+            fail_fast_ms: 500,
             setup_timeout: 30,
         }
     }
@@ -198,6 +208,8 @@ impl EngineConfig {
         long_keys: usize,
         max_registration: Option<usize>,
         quarantine_percent: u32,
+        fail_fast_after: u32,
+        fail_fast_ms: u32,
         setup_timeout: u32,
     }
 
@@ -244,6 +256,8 @@ impl EngineConfig {
             "moonring.quarantine_percent",
             self.quarantine_percent as usize,
         )?;
+        FAIL_FAST_AFTER.check("moonring.fail_fast_after", self.fail_fast_after as usize)?;
+        FAIL_FAST_MS.check("moonring.fail_fast_ms", self.fail_fast_ms as usize)?;
         SETUP_TIMEOUT.check("moonring.setup_timeout", self.setup_timeout as usize)?;
         Ok(())
     }
@@ -399,6 +413,12 @@ impl EngineConfig {
         if let Some(field) = knobs.take("quarantine_percent") {
             self.quarantine_percent = field.u32(QUARANTINE_PERCENT)?;
         }
+        if let Some(field) = knobs.take("fail_fast_after") {
+            self.fail_fast_after = field.u32(FAIL_FAST_AFTER)?;
+        }
+        if let Some(field) = knobs.take("fail_fast_ms") {
+            self.fail_fast_ms = field.u32(FAIL_FAST_MS)?;
+        }
         if let Some(field) = knobs.take("setup_timeout") {
             self.setup_timeout = field.u32(SETUP_TIMEOUT)?;
         }
@@ -416,6 +436,8 @@ impl EngineConfig {
             "max_registration",
             "timeout_ms",
             "quarantine_percent",
+            "fail_fast_after",
+            "fail_fast_ms",
             "setup_timeout",
         ])
     }
@@ -455,6 +477,8 @@ impl EngineConfig {
             "max_registration": self.max_registration,
             "timeout_ms": per_op_json(&self.timeout_ms),
             "quarantine_percent": self.quarantine_percent,
+            "fail_fast_after": self.fail_fast_after,
+            "fail_fast_ms": self.fail_fast_ms,
             "setup_timeout": self.setup_timeout,
         })
     }
