@@ -94,6 +94,7 @@ mod submission;
 mod waker;
 mod worker;
 
+pub use affinity::allowed as allowed_cores;
 pub use client::{AsKey, Blocking, Client, Prefix, Returned};
 pub use config::{ConfigError, EngineConfig, L2Adapter};
 pub use engine::{Engine, PairError};
@@ -105,8 +106,8 @@ pub use notify::EventFd;
 pub use op::{OpKind, StoreOutcome};
 pub use pair::{Pair, PairBatch, WaitError};
 pub use region::{
-    HugePages, MemLock, Origin, Overlap, Pieces, Region, RegionError, RegionOptions, RegionReport,
-    Span,
+    HugePages, MemLock, MemoryLimits, Origin, Overlap, Pieces, Region, RegionError, RegionOptions,
+    RegionReport, Span,
 };
 pub use shutdown::{Shutdown, ShutdownError, ShutdownReport};
 pub use slot::{Slot, SlotClass, SlotLenError, SlotPool, SlotPoolOptions};
