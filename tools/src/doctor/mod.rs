@@ -49,24 +49,24 @@ pub fn run(args: &DoctorArgs) -> Result<(), Failure> {
     let adapter = asked.map(session::adapter).transpose()?;
     let adapter = adapter.unwrap_or_default();
     let json = JsonOut::open(args.json.as_deref())?;
-    let report = examine(&adapter, args);
+    let Exam { report, abandoned } = examine(&adapter, args);
     let ended = json.write(&report, &report.text());
     let ended = ended.and_then(|()| report.ended());
-    if report.abandoned {
+    if abandoned {
         end_now(ended);
     }
     ended
 }
 
-fn examine(adapter: &L2Adapter, args: &DoctorArgs) -> Report {
+fn examine(adapter: &L2Adapter, args: &DoctorArgs) -> Exam {
     let mut exam = Exam {
         report: Report {
             l2_adapter: adapter.effective(),
             region_bytes: args.region_bytes,
             checks: Vec::new(),
             not_tried: Vec::new(),
-            abandoned: false,
         },
+        abandoned: false,
     };
     exam.check("configuration", MACHINE_LIMIT, {
         let (adapter, asked) = (adapter.clone(), args.l2_adapter.is_some());
@@ -92,7 +92,7 @@ fn examine(adapter: &L2Adapter, args: &DoctorArgs) -> Report {
         });
     }
     store::examine(&mut exam, adapter, Duration::from_secs(args.timeout.into()));
-    exam.report
+    exam
 }
 
 /// What the configuration names, and what in it has no effect.
@@ -147,9 +147,16 @@ impl Progress {
 /// The examination under way.
 struct Exam {
     report: Report,
+    /// A step that took too long was left to itself, and may hang in a library.
+    abandoned: bool,
 }
 
 impl Exam {
+    /// `None`: something hangs.
+    fn goes_on(&self) -> Option<()> {
+        (!self.abandoned).then_some(())
+    }
+
     /// Makes a check, on a thread of its own. One that takes longer than its limit has failed, and is left to itself.
     fn check(
         &mut self,
@@ -184,7 +191,7 @@ impl Exam {
             )),
             Ok(_) => receive.recv_timeout(limit).map_err(|error| match error {
                 RecvTimeoutError::Timeout => {
-                    self.report.abandoned = true;
+                    self.abandoned = true;
                     (
                         format!("{}not done after {} s", progress.text(), limit.as_secs_f64()),
                         "see above, and in the store's logs, what it wrote; --timeout gives it longer".to_owned(),
