@@ -287,6 +287,10 @@ fn a_library_that_hangs_is_given_up_and_the_process_ends_all_the_same() {
     );
     seen.has("library", "fail", &["not done after 1 s", "--timeout"]);
     seen.not_tried(&LATER);
+    // Nor is anything else tried that may need the loader.
+    let json = mooncake_json("localhost:1", "");
+    let seen = Seen::doctor(&named, &["--timeout", "1", "--l2-adapter", &json]);
+    assert_eq!(seen.names().last(), Some(&"library"));
 }
 
 #[test]
