@@ -68,6 +68,14 @@ impl Host {
     }
 }
 
+impl Drop for Host {
+    fn drop(&mut self) {
+        // One that a failing test leaves would wait for ever.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 /// In a host: an engine; `None`: the test was not started as one.
 fn rig() -> Option<Rig> {
     let json = std::env::var(HOST).ok()?;
