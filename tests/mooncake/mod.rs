@@ -212,6 +212,16 @@ fn tool(instance: &str, arguments: &[&str]) -> Output {
         .expect("tools/mooncake runs")
 }
 
+/// A test of this file, marked `ignore`, in a process of its own.
+pub fn child(test: &str, variables: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("a test"));
+    command
+        .args(["--exact", test, "--ignored", "--nocapture"])
+        .envs(variables.iter().copied())
+        .stdin(Stdio::null());
+    command
+}
+
 /// Past the limit, ends Mooncake, which would outlive us, and then the process, saying which test hangs.
 fn watch(instance: String, limit: Duration) -> mpsc::Sender<()> {
     let (done, watched) = mpsc::channel();
@@ -250,16 +260,4 @@ pub fn eventually(limit: Duration, what: &str, mut is: impl FnMut() -> bool) -> 
     }
     println!("{what}: after {:.2?}", start.elapsed());
     start.elapsed()
-}
-
-/// Bytes that differ from those of every other `seed`, also when shifted.
-pub fn content(seed: u64, len: usize) -> Vec<u8> {
-    let mut x = seed ^ 0x9e37_79b9_7f4a_7c15;
-    let next = |_| {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        x as u8
-    };
-    (0..len).map(next).collect()
 }
