@@ -6,7 +6,7 @@ mod standin;
 
 use std::time::Duration;
 
-use mooncake::{Mooncake, bridge, content};
+use mooncake::{Mooncake, bridge};
 use moonring::store::mooncake::rdma_devices;
 use moonring::store::{self, OpenOptions};
 use moonring::{Engine, L2Adapter, OpError, Region, RegionOptions, Shutdown, SlotClass};
@@ -42,6 +42,12 @@ const PER_OPERATION_POOLS: &str = r#"{
     "master_server_addr": "localhost:50051",
     "protocol": "tcp"
 }"#;
+
+/// Bytes that no other key has.
+fn value(key: usize) -> Vec<u8> {
+    let words = (0..BYTES / 8).map(|at| (key * BYTES + at).to_le_bytes());
+    words.flatten().collect()
+}
 
 /// An example with this Mooncake's addresses, and 64 MiB where it has 3 GiB.
 fn here(example: &str, mooncake: &Mooncake) -> String {
@@ -88,7 +94,7 @@ fn serves(mooncake: &Mooncake, name: &str, json: &str, workers: &[(OpKind, usize
 
     let before = mooncake.counters();
     let keys: Vec<_> = (0..KEYS).map(|i| format!("{name}@0@{i:064x}")).collect();
-    let bytes: Vec<_> = (0..KEYS).map(|i| content(i as u64, BYTES)).collect();
+    let bytes: Vec<_> = (0..KEYS).map(value).collect();
     let client = engine.client();
     let client = client.blocking();
     let there = |want: bool| {
