@@ -10,7 +10,9 @@
 //! | store | folded where address and length are identical; others go in a further call |
 //! | delete | one key where `force` is equal; others go in a further call |
 //!
-//! A leader's bytes are copied before any op of the batch is completed, so nobody has its buffer back yet.
+//! A leader's bytes are copied before any op of the batch is ended, so nobody has its buffer back yet. That holds also for ops
+//! that were abandoned during the call: their bytes stay ours until [`Batch::end`] has found them, and they are
+//! released.
 //!
 //! All arrays are made once, for the largest batch.
 
@@ -18,9 +20,9 @@ use std::ffi::c_char;
 use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use moonring_rings::slots::Ticket;
+use moonring_rings::slots::{Ended, Ticket};
 
-use crate::inflight::{Descriptor, EXACT, FORCE, OpTable};
+use crate::inflight::{Descriptor, EXACT, FORCE, NEVER, OpTable};
 use crate::stats::LaneRecorder;
 use crate::store::{
     CallResult, DeleteBatch, Keys, LookupBatch, RawResult, RetrieveBatch, Store, StoreBatch, UNSET,
@@ -63,6 +65,17 @@ pub(crate) struct Batch {
     callers: Callers,
     /// When the batch's first store call began, in ticks.
     began: Option<u64>,
+    /// Found in a ring when their time was up; not of this batch.
+    late: Vec<Abandoned>,
+    /// Abandoned while their call went on, to be released.
+    abandoned: Vec<Abandoned>,
+}
+
+/// An op that is not ended as others are, and where it came from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Abandoned {
+    pub(crate) source: usize,
+    pub(crate) ticket: Ticket,
 }
 
 /// The arrays of one store call: place `i` of each belongs to one key.
@@ -99,6 +112,8 @@ impl Batch {
                 seen: Seen::new(max_ops),
             },
             began: None,
+            late: Vec::with_capacity(max_ops),
+            abandoned: Vec::with_capacity(max_ops),
             later: Vec::with_capacity(max_ops),
             now: Vec::with_capacity(max_ops),
             callers: Callers::new(),
@@ -125,13 +140,28 @@ impl Batch {
         &self.runs
     }
 
-    /// Claims what a ring gave and takes it in as one run; entries whose op has ended already are left out.
+    /// Claims what a ring gave and takes it in as one run; entries whose op has ended already are left out, and those
+    /// whose time is up go to [`late`](Self::take_late).
     ///
     /// The words must be tickets of `table`, and no more than the batch has room for.
-    pub(crate) fn admit(&mut self, source: usize, table: &OpTable, words: &[u64]) {
+    pub(crate) fn admit(
+        &mut self,
+        source: usize,
+        table: &OpTable,
+        words: &[u64],
+        clock: &quanta::Clock,
+    ) {
         let start = self.ops.len();
+        let mut now = None;
         for &word in words {
             let ticket = Ticket::from_word(word);
+            // SAFETY: tickets in a ring are of its table.
+            let deadline = unsafe { table.peek_deadline(ticket.index()) };
+            if deadline != NEVER && *now.get_or_insert_with(|| clock.raw()) >= deadline {
+                // Of a later op than the ticket's, perhaps: then that one's ticket is no longer good for anything.
+                self.late.push(Abandoned { source, ticket });
+                continue;
+            }
             if !table.ops().claim(ticket) {
                 continue;
             }
@@ -150,6 +180,54 @@ impl Batch {
         if start < end {
             self.runs.push(Run { source, start, end });
         }
+    }
+
+    /// Ops whose time was up when they were taken from their ring.
+    pub(crate) fn take_late(&mut self) -> Option<Abandoned> {
+        self.late.pop()
+    }
+
+    /// Claims the ends of all ops: from here on none is abandoned. Those that were before leave the batch, for
+    /// [`take_abandoned`](Self::take_abandoned).
+    #[inline]
+    pub(crate) fn end<'t>(&mut self, table_of: impl Fn(usize) -> &'t OpTable) {
+        for run in &self.runs {
+            let ops = table_of(run.source).ops();
+            for op in &mut self.ops[run.start..run.end] {
+                // SAFETY: the op was claimed by `admit`, and is ended only here.
+                if unsafe { ops.end(op.ticket) } == Ended::Abandoned {
+                    op.descriptor = std::ptr::null();
+                    self.abandoned.push(Abandoned {
+                        source: run.source,
+                        ticket: op.ticket,
+                    });
+                }
+            }
+        }
+        if !self.abandoned.is_empty() {
+            self.leave_out_abandoned();
+        }
+    }
+
+    #[cold]
+    fn leave_out_abandoned(&mut self) {
+        let mut kept = 0;
+        for run in &mut self.runs {
+            let start = kept;
+            for i in run.start..run.end {
+                if !self.ops[i].descriptor.is_null() {
+                    self.ops.swap(kept, i);
+                    kept += 1;
+                }
+            }
+            (run.start, run.end) = (start, kept);
+        }
+        self.ops.truncate(kept);
+    }
+
+    /// Ops that were abandoned while their call went on: each is to be released.
+    pub(crate) fn take_abandoned(&mut self) -> Option<Abandoned> {
+        self.abandoned.pop()
     }
 
     /// Ends every op with `error`, without a store call.
@@ -196,8 +274,8 @@ impl Batch {
         for i in todo.clone() {
             // SAFETY: the op is claimed, see `admit`.
             let d = unsafe { &*self.ops[i as usize].descriptor };
-            let waits =
-                kind == OpKind::Delete && *force.get_or_insert(d.flags & FORCE) != d.flags & FORCE;
+            let waits = kind == OpKind::Delete
+                && *force.get_or_insert(d.flags() & FORCE) != d.flags() & FORCE;
             let place = match waits {
                 true => LATER,
                 false => self.call.place(kind, i, d, &self.ops),
@@ -444,7 +522,7 @@ fn settle_retrieve(d: &Descriptor, len: u64, from: (*mut u8, usize), leads: bool
     if len > d.len() as u64 {
         return Err(OpError::ShortBuffer { object_len });
     }
-    if d.flags & EXACT != 0 && len != d.len() as u64 {
+    if d.flags() & EXACT != 0 && len != d.len() as u64 {
         return Err(OpError::LengthMismatch { object_len });
     }
     if !leads {

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use crate::engine::Shared;
 use crate::future::{Many, Op, block_on};
 use crate::store::RawResult;
-use crate::submission::{Buffer, Submission};
-use crate::{ClientError, OpKind, Slot, StoreOutcome};
+use crate::submission::{Buffer, LANE_TIMEOUT, Submission, timeout_ns};
+use crate::{Class, ClientError, OpKind, Slot, StoreOutcome};
 
 /// How an op with a slot ended, and the slot.
 #[derive(Debug)]
@@ -38,7 +39,8 @@ pub struct Prefix {
 /// awaited. Without a free credit the future waits for one when it is polled; it needs no runtime.
 /// Credits that come back go to those who wait, in their order; a future that was woken for one and is neither polled nor dropped
 /// keeps it from the others.
-/// **Dropping a future does not cancel its op**: it goes on, and slot and credit return by themselves.
+/// **Dropping a future does not cancel its op**: it goes on, and slot and credit return by themselves
+/// ([`with_cancel_on_drop`](Client::with_cancel_on_drop) changes that).
 ///
 /// ```
 /// # use moonring::{Engine, Region, RegionOptions, SlotClass, store::{MemoryOptions, MemoryStore}};
@@ -64,11 +66,39 @@ pub struct Prefix {
 pub struct Client {
     pub(crate) engine: Arc<Shared>,
     pub(crate) caller: u16,
+    pub(crate) options: OpOptions,
+}
+
+/// What a client's ops have in common.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OpOptions {
+    pub(crate) class: Class,
+    /// As in a [`Submission`].
+    pub(crate) timeout: u64,
+    pub(crate) cancel_on_drop: bool,
+}
+
+impl Default for OpOptions {
+    fn default() -> Self {
+        Self {
+            class: Class::default(),
+            timeout: LANE_TIMEOUT,
+            cancel_on_drop: false,
+        }
+    }
+}
+
+impl OpOptions {
+    pub(crate) fn apply(self, mut submission: Submission<'_>) -> Submission<'_> {
+        submission.class = self.class;
+        submission.timeout = self.timeout;
+        submission
+    }
 }
 
 impl Clone for Client {
     fn clone(&self) -> Self {
-        Self::new(Arc::clone(&self.engine))
+        self.with(self.options)
     }
 }
 
@@ -83,10 +113,67 @@ pub trait AsKey: AsRef<[u8]> {}
 impl<T: AsRef<[u8]> + ?Sized> AsKey for T {}
 
 impl Client {
-    pub(crate) fn new(engine: Arc<Shared>) -> Self {
+    pub(crate) fn new(engine: Arc<Shared>, options: OpOptions) -> Self {
         let caller = engine.clients.next_caller();
         engine.client_handles.fetch_add(1, Ordering::Relaxed);
-        Self { engine, caller }
+        Self {
+            engine,
+            caller,
+            options,
+        }
+    }
+
+    /// One more client, with these options.
+    fn with(&self, options: OpOptions) -> Self {
+        Self::new(Arc::clone(&self.engine), options)
+    }
+
+    /// A client whose ops may take so long, in place of their lane's `timeout_ms`; `None`: as long as it takes.
+    ///
+    /// An op's time begins when it gets its credit. When it is up, its future is ready with
+    /// [`OpError::TimedOut`](crate::OpError::TimedOut); a slot that a store call may still be writing returns to its pool
+    /// by itself.
+    #[must_use]
+    pub fn with_timeout(&self, timeout: Option<Duration>) -> Client {
+        let timeout = timeout_ns(timeout);
+        self.with(OpOptions {
+            timeout,
+            ..self.options
+        })
+    }
+
+    /// A client whose ops are cancelled when their future is dropped: one that no store call has taken then is never
+    /// started, and its slot is back in its pool when the drop returns. One that a call has taken goes on.
+    #[must_use]
+    pub fn with_cancel_on_drop(&self) -> Client {
+        self.with(OpOptions {
+            cancel_on_drop: true,
+            ..self.options
+        })
+    }
+
+    /// A client whose ops are [`Class::Background`]: they can wait, for prefetches, write-backs and clean-up.
+    ///
+    /// It counts as a caller of its own, as a clone does, and its clones are background, too. Credits are not divided
+    /// between the classes: a background batch of more than `ring_depth` ops uses all that are free, and foreground
+    /// ops of clients then wait for one until it comes back. Keep such batches shorter, or give them a
+    /// [`Pair`](crate::Pair), which has credits of its own.
+    ///
+    /// ```
+    /// # use moonring::{Engine, store::NullStore};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = Engine::builder(std::sync::Arc::new(NullStore)).start()?;
+    /// let client = engine.client();
+    /// let cleaner = client.background();
+    /// cleaner.blocking().delete("old")?;
+    /// # Ok(()) }
+    /// ```
+    pub fn background(&self) -> Client {
+        let class = Class::Background;
+        self.with(OpOptions {
+            class,
+            ..self.options
+        })
     }
 
     /// Is an object with this key there? An error means *unknown*.
@@ -272,14 +359,21 @@ fn returned<T>(
     }
 }
 
-pub(crate) fn submission_of<'k>(op: OpKind, key: &'k [u8], slot: Option<Slot>) -> Submission<'k> {
-    Submission {
+pub(crate) fn submission_of<'k>(
+    op: OpKind,
+    key: &'k [u8],
+    slot: Option<Slot>,
+    options: OpOptions,
+) -> Submission<'k> {
+    options.apply(Submission {
         op,
         key,
         buffer: slot.map_or(Buffer::None, Buffer::Slot),
         user_data: 0,
+        timeout: LANE_TIMEOUT,
         flags: 0,
-    }
+        class: Class::default(),
+    })
 }
 
 pub(crate) fn client_result(raw: RawResult) -> Result<u64, ClientError> {

@@ -6,14 +6,15 @@ use std::sync::atomic::{AtomicU16, AtomicU64, AtomicUsize, Ordering, fence};
 use std::task::Waker;
 
 use moonring_rings::park::publish_fence;
-use moonring_rings::slots::{Credits, Finished, Ticket};
+use moonring_rings::slots::{Credits, Finished, Progress, Ticket};
 use moonring_rings::sync::UnsafeCell;
 use moonring_rings::{Full, PushError};
 
 use crate::engine::Shared;
-use crate::inflight::{Fill, OpTable};
+use crate::inflight::{Fill, NEVER, OpTable};
 use crate::lane::CLIENTS;
 use crate::live::LiveSpans;
+use crate::quarantine::error_of;
 use crate::store::RawResult;
 use crate::submission::{Buffer, Submission};
 use crate::waker::OpWaker;
@@ -82,6 +83,8 @@ impl Clients {
     /// Accepts an op and puts it into the ring; [`Shared::publish_clients`] shows it. `credit` is one that was waited for,
     /// if the caller has one.
     ///
+    /// Gives the op's deadline too, for the publication.
+    ///
     /// On `Err` the submission is as it was, and the credit was given back.
     pub(crate) fn push(
         &self,
@@ -90,7 +93,7 @@ impl Clients {
         credit: Option<u32>,
         caller: u16,
         submitted: u64,
-    ) -> Result<Ticket, SubmitError> {
+    ) -> Result<(Ticket, u64), SubmitError> {
         let op = submission.op;
         let checked = match engine.is_closing() {
             true => Err(SubmitError::ShutDown),
@@ -122,7 +125,7 @@ impl Clients {
         };
         let ready = placed
             .map_err(|at| SubmitError::NulInKey { at })
-            .and_then(|key| Ok((key, engine.memory.target(op, &mut submission.buffer)?)));
+            .and_then(|key| Ok((key, engine.target(op, &mut submission.buffer)?)));
         let (key, (buf, len)) = match ready {
             Ok(ready) => ready,
             Err(reason) => {
@@ -130,7 +133,11 @@ impl Clients {
                 return Err(reason);
             }
         };
+        let deadline = engine.deadline(op, submission.timeout, submitted);
         let fill = Fill {
+            op,
+            // Unseen until the op is in its ring: only then it is accepted, and can be ended.
+            deadline: NEVER,
             buf,
             len,
             flags: submission.flags,
@@ -146,8 +153,15 @@ impl Clients {
                 cell.slot = Some(slot);
             }
         });
-        match engine.lanes[op.index()].clients.push(ticket.to_word()) {
-            Ok(()) => Ok(ticket),
+        let queue = engine.lanes[op.index()].queue(submission.class);
+        match queue.clients.push(ticket.to_word()) {
+            Ok(()) => {
+                if deadline != NEVER {
+                    // SAFETY: the op is its caller's, who does not know of it yet: the entry is not used again.
+                    unsafe { self.table.set_deadline(index, deadline) };
+                }
+                Ok((ticket, deadline))
+            }
             Err(error) => {
                 if let (Some(slot), _) = self.release(index) {
                     submission.buffer = Buffer::Slot(slot);
@@ -209,8 +223,22 @@ impl Clients {
     /// The caller must own the op, which must be done, and not use it again.
     pub(crate) unsafe fn reap(&self, ticket: Ticket) -> (RawResult, Option<Slot>) {
         let index = ticket.index();
-        // SAFETY: the caller owns the op, which is done.
-        let result = unsafe { self.table.result(index) };
+        let result = match self.table.ops().progress(ticket) {
+            Progress::Ended {
+                why: Some((why, started)),
+                more,
+            } => {
+                let error = Err(error_of(why, started));
+                // SAFETY: the caller owns the op, which has ended.
+                if more && !unsafe { self.table.ops().reap(ticket) } {
+                    // A store call has its bytes: who releases it clears up.
+                    return (error, None);
+                }
+                error
+            }
+            // SAFETY: the caller owns the op, which is done.
+            _ => unsafe { self.table.result(index) },
+        };
         let (slot, place) = self.release(index);
         // SAFETY: as above.
         if unsafe { self.table.ops().reap(ticket) } {
@@ -234,27 +262,38 @@ impl Clients {
     /// Ends ops. Their owners' wakers are put into `wakers`, to be woken when all are ended.
     ///
     /// # Safety
-    /// The caller must have claimed the tickets, which must be of this table, and not finished them.
+    /// The caller must have claimed and ended the tickets, which must be of this table and not abandoned, and not finished them.
     pub(crate) unsafe fn complete(
         &self,
         ends: impl Iterator<Item = (Ticket, RawResult)>,
         wakers: &mut Vec<OpWaker>,
     ) {
         for (ticket, result) in ends {
-            // SAFETY: the caller has claimed the op.
+            // SAFETY: the caller has ended the op.
             let finished = unsafe {
                 self.table.set_result(ticket.index(), result);
                 self.table.ops().finish(ticket)
             };
-            match finished {
-                Finished::Quiet => {}
-                Finished::Wake(waker) => wakers.push(waker),
-                Finished::Detached(waker) => {
-                    // Nobody needs this wake any more; but dropping a waker is user code, as waking it is.
-                    wakers.extend(waker);
-                    // SAFETY: as said by `finish`.
-                    unsafe { self.recycle(ticket.index()) };
-                }
+            self.after_end(ticket, finished, wakers);
+        }
+    }
+
+    /// What is left to do when an op's end was told.
+    #[inline]
+    pub(crate) fn after_end(
+        &self,
+        ticket: Ticket,
+        finished: Finished<OpWaker>,
+        wakers: &mut Vec<OpWaker>,
+    ) {
+        match finished {
+            Finished::Quiet => {}
+            Finished::Wake(waker) => wakers.push(waker),
+            Finished::Detached(waker) => {
+                // Nobody needs this wake any more; but dropping a waker is user code, as waking it is.
+                wakers.extend(waker);
+                // SAFETY: as said by who gave us `finished`.
+                unsafe { self.recycle(ticket.index()) };
             }
         }
     }
@@ -289,12 +328,15 @@ impl Clients {
 }
 
 impl Shared {
-    /// Shows ops that were pushed into the lane's clients' ring to the workers.
+    /// Shows ops that were pushed into the lane's clients' ring to the workers, and the timer the soonest of their deadlines.
     #[inline]
-    pub(crate) fn publish_clients(&self, op: crate::OpKind) {
+    pub(crate) fn publish_clients(&self, op: crate::OpKind, class: crate::Class, soonest: u64) {
         let lane = &self.lanes[op.index()];
         publish_fence();
-        lane.mark_ready(CLIENTS);
+        if soonest != NEVER {
+            self.timer.note(&self.clients.table, soonest);
+        }
+        lane.queue(class).mark_ready(CLIENTS);
         // No look at `lane.is_closed()`: the ring itself is closed before the last worker leaves.
         self.groups[lane.group].wake_for(lane);
     }

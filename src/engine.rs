@@ -5,18 +5,23 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
+use crate::client::OpOptions;
 use crate::clients::Clients;
+use crate::inflight::NEVER;
 use crate::key::KeyHasher;
 use crate::lane::{Group, Lane};
 use crate::memory::Memory;
 use crate::pair::PairShared;
 use crate::pairs::Pairs;
+use crate::quarantine::Quarantine;
 use crate::shutdown::{self, ShutdownReport};
 use crate::stats::{Intake, WorkerRecorder};
 use crate::store::{RawResult, Store};
+use crate::submission::{Buffer, LANE_TIMEOUT, NO_TIMEOUT};
+use crate::timer::Timer;
 use crate::{
-    Client, EngineBuilder, EngineConfig, OpError, OpKind, Pair, Shutdown, ShutdownError,
-    StartReport, Stats, worker,
+    Client, EngineBuilder, EngineConfig, OpError, OpKind, Pair, Quarantined, Shutdown,
+    ShutdownError, StartReport, Stats, SubmitError, Unavailable, worker,
 };
 
 /// Whether ops are taken in.
@@ -43,6 +48,12 @@ pub(crate) struct Shared {
     pub(crate) clients: Clients,
     pub(crate) pairs: Pairs,
     pub(crate) spinners: Spinners,
+    pub(crate) quarantine: Quarantine,
+    pub(crate) timer: Timer,
+    /// Of each lane, in ticks; [`NEVER`]: none.
+    timeouts: [u64; 4],
+    /// Most bytes of one kind in quarantine before its ops are refused.
+    quarantine_limit: usize,
     /// One per worker, and one for ops that end without a worker (under `ended`'s lock).
     pub(crate) recorders: Vec<Arc<WorkerRecorder>>,
     ended: Mutex<()>,
@@ -74,9 +85,24 @@ impl Shared {
         report: StartReport,
     ) -> Self {
         let workers: usize = groups.iter().map(|g| g.workers).sum();
+        let clock = quanta::Clock::new();
+        let timer = Timer::new(&clock);
+        let timeouts = OpKind::ALL.map(|op| {
+            let timeout = config.timeout_ms[op];
+            timeout.map_or(NEVER, |ms| timer.ticks(u64::from(ms) * 1_000_000))
+        });
+        let quarantine_limit = match memory.len() {
+            // There is nothing that it could be a share of.
+            0 => usize::MAX,
+            len => len / 100 * config.quarantine_percent as usize,
+        };
         Self {
             clients: Clients::new(&config, memory.live().clone()),
-            clock: quanta::Clock::new(),
+            clock,
+            timer,
+            timeouts,
+            quarantine_limit,
+            quarantine: Quarantine::new(),
             hasher: KeyHasher::new(),
             pairs: Pairs::default(),
             recorders: (0..=workers)
@@ -132,13 +158,56 @@ impl Shared {
         ops.any(|op| self.lanes[op.index()].has_work())
     }
 
-    /// Counts an op that ends as shut down without a worker, before its completion is published.
-    pub(crate) fn count_ended(&self, op: OpKind) {
-        let shut_down: RawResult = Err(OpError::ShutDown);
+    /// Counts an op that ends without a worker, before its completion is published. `times`: when it was submitted, and now, of
+    /// one that a store call has.
+    pub(crate) fn count_end(&self, op: OpKind, error: OpError, times: Option<(u64, u64)>) {
+        let result: RawResult = Err(error);
         let _one = self.ended.lock().unwrap_or_else(|e| e.into_inner());
         if let Some(stats) = self.recorders.last() {
             // The lock makes us its one writer.
-            stats.lane(op).result(&shut_down, 1);
+            if let Some((submitted, now)) = times {
+                let ns = self.clock.delta_as_nanos(submitted, now);
+                stats.lane(op).op_totals(ns, 1);
+            }
+            stats.lane(op).result(&result, 1);
+        }
+    }
+
+    /// When the time of an op is up, in ticks.
+    #[inline]
+    pub(crate) fn deadline(&self, op: OpKind, timeout: u64, submitted: u64) -> u64 {
+        let ticks = match timeout {
+            LANE_TIMEOUT => self.timeouts[op.index()],
+            NO_TIMEOUT => NEVER,
+            ns => self.timer.ticks(ns),
+        };
+        submitted.saturating_add(ticks)
+    }
+
+    /// Where an op's bytes are, if it may have them.
+    #[inline]
+    pub(crate) fn target(
+        &self,
+        op: OpKind,
+        buffer: &mut Buffer,
+    ) -> Result<(*mut u8, usize), SubmitError> {
+        if self.quarantine.is_any() {
+            self.check_quarantine(op, buffer)?;
+        }
+        self.memory.target(op, buffer)
+    }
+
+    #[cold]
+    fn check_quarantine(&self, op: OpKind, buffer: &Buffer) -> Result<(), SubmitError> {
+        if self.quarantine.bytes(op) > self.quarantine_limit {
+            let why = Unavailable::Quarantine;
+            return Err(SubmitError::Unavailable { op, why });
+        }
+        match self.memory.raw_span(buffer) {
+            Some((addr, len)) if self.quarantine.has(addr, len) => {
+                Err(SubmitError::Quarantined { op, addr, len })
+            }
+            _ => Ok(()),
         }
     }
 
@@ -149,12 +218,16 @@ impl Shared {
     }
 
     pub(crate) fn stats(&self) -> Stats {
+        // Who saw an op end finds it counted.
+        self.quarantine.settled();
         Stats::read(&self.recorders, || {
             let pairs = self.pairs.counts();
-            let by_clients: u64 = self.lanes.iter().map(|lane| lane.clients.pushed()).sum();
+            let queues = self.lanes.iter().flat_map(|lane| &lane.queues);
+            let by_clients: u64 = queues.map(|queue| queue.clients.pushed()).sum();
             Intake {
                 accepted: pairs.accepted + by_clients,
                 refused: pairs.refused + self.clients.refused(),
+                quarantined: self.quarantine.ops() as u64,
                 credits_in_use: pairs.credits_in_use + self.clients.credits_in_use() as u64,
                 pairs: pairs.pairs,
                 clients: self.client_handles.load(Ordering::Relaxed),
@@ -291,7 +364,12 @@ impl Engine {
 
     /// A client for any number of tasks and threads.
     pub fn client(&self) -> Client {
-        Client::new(Arc::clone(&self.shared))
+        Client::new(Arc::clone(&self.shared), OpOptions::default())
+    }
+
+    /// The ops that have ended while a store call still has them, and their bytes: in quarantine until it returns.
+    pub fn quarantined(&self) -> Vec<Quarantined> {
+        self.shared.quarantined()
     }
 
     /// A snapshot of all counts. Makes no worker wait.

@@ -91,10 +91,13 @@ pub enum OpError {
         /// Whether a store call had taken the op.
         started: bool,
     },
-    /// Cancelled by the caller before a store call took it.
-    #[error("cancelled")]
-    Cancelled,
-    /// The engine was shut down before a store call took the op.
+    /// Cancelled by the caller.
+    #[error("cancelled ({})", if *.started { "in progress" } else { "never started" })]
+    Cancelled {
+        /// Whether a store call had taken the op.
+        started: bool,
+    },
+    /// The engine was shut down before a store call took the op, or, where a release notice follows, before that call returned.
     #[error("the engine is shut down")]
     ShutDown,
     /// A code of the store that this version doesn't know.
@@ -151,7 +154,8 @@ op_error_codes! {
     OpError::BadResult => BadResult "bad_result",
     OpError::TimedOut { started: false } => NeverStarted "timed_out_never_started",
     OpError::TimedOut { started: true } => InProgress "timed_out_in_progress",
-    OpError::Cancelled => Cancelled "cancelled",
+    OpError::Cancelled { started: false } => Cancelled "cancelled_never_started",
+    OpError::Cancelled { started: true } => CancelledInProgress "cancelled_in_progress",
     OpError::ShutDown => ShutDown "shut_down",
     OpError::Store(_) => Number "store_code",
 }
@@ -251,6 +255,26 @@ pub enum SubmitError {
         /// Length in bytes.
         len: usize,
     },
+    /// A store call that was given up may still use bytes of the span: see [`Engine::quarantined`](crate::Engine::quarantined).
+    #[error(
+        "{op}: {len} bytes at {addr:#x} are in quarantine: a store call that timed out or was cancelled has not returned"
+    )]
+    Quarantined {
+        /// The op kind.
+        op: crate::OpKind,
+        /// Address of the first byte.
+        addr: usize,
+        /// Length in bytes.
+        len: usize,
+    },
+    /// The lane takes no ops for the moment: its calls keep failing or hang, or too many bytes are in quarantine.
+    #[error("{op}: the store is unavailable ({why})")]
+    Unavailable {
+        /// The op kind.
+        op: crate::OpKind,
+        /// Why.
+        why: Unavailable,
+    },
     /// The span overlaps one of an op in flight (checked in debug builds only).
     #[error("{op}: span {offset}+{len} overlaps the span of an op in flight")]
     Overlap {
@@ -261,6 +285,21 @@ pub enum SubmitError {
         /// Length of the span in bytes.
         len: usize,
     },
+}
+
+/// Why a lane refuses ops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unavailable {
+    /// Its calls keep failing; only probes are made.
+    #[error("its calls keep failing")]
+    Failing,
+    /// Too many of its calls are overdue.
+    #[error("its calls hang")]
+    Overdue,
+    /// Its ops have more bytes in quarantine than `quarantine_percent` allows.
+    #[error("too many bytes are in quarantine")]
+    Quarantine,
 }
 
 /// A refused op: the reason, and the op whole.

@@ -8,14 +8,16 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use moonring_rings::slots::{Done, Ticket};
+use moonring_rings::slots::{Done, Ticket, Why};
 
 use crate::client::{AsKey, Client, client_result, submission_of};
 use crate::clients::Registered;
 use crate::engine::Shared;
+use crate::inflight::NEVER;
+use crate::quarantine::Submitter;
 use crate::submission::Submission;
 use crate::waker::OpWaker;
-use crate::{ClientError, OpKind, Slot, SubmitError};
+use crate::{Class, ClientError, OpKind, Slot, SubmitError};
 
 type Ended = (Result<u64, ClientError>, Option<Slot>);
 
@@ -83,6 +85,7 @@ impl<'a> Op<'a> {
             client,
             state: State::Taken,
         };
+        let submission = client.options.apply(submission);
         op.submit(submission, Place::new(&client.engine));
         op
     }
@@ -95,8 +98,8 @@ impl<'a> Op<'a> {
             .clients
             .push(engine, &mut submission, credit, caller, now);
         self.state = match pushed {
-            Ok(ticket) => {
-                engine.publish_clients(submission.op);
+            Ok((ticket, deadline)) => {
+                engine.publish_clients(submission.op, submission.class, deadline);
                 place.leave();
                 State::InFlight(ticket)
             }
@@ -153,17 +156,22 @@ impl Drop for Op<'_> {
     fn drop(&mut self) {
         if let State::InFlight(ticket) = self.state {
             // SAFETY: the op is ours, and nobody uses it after this.
-            unsafe { give_up(&self.client.engine, ticket) };
+            unsafe { give_up(self.client, ticket) };
         }
     }
 }
 
-/// Lets an op go on without its owner.
+/// Lets an op go on without its owner, or cancels it if it is queued and the client wants that.
 ///
 /// # Safety
 /// The caller must own the op and not use it again.
-unsafe fn give_up(engine: &Shared, ticket: Ticket) {
+unsafe fn give_up(client: &Client, ticket: Ticket) {
+    let engine = &client.engine;
     let clients = &engine.clients;
+    if client.options.cancel_on_drop {
+        let mut wakers = Vec::new(); // At most the owner's own, which nobody waits for any more.
+        engine.abandon(Submitter::Clients, ticket, Why::Cancel, false, &mut wakers);
+    }
     // SAFETY: the caller owns the op; if it is done already, it is still the caller's to reap.
     unsafe {
         if clients.table.ops().detach(ticket) == Err(Done) {
@@ -188,13 +196,16 @@ fn waker_of<'a>(
 struct Publish<'e> {
     engine: &'e Shared,
     op: OpKind,
+    class: Class,
     any: bool,
+    soonest: u64,
 }
 
 impl Drop for Publish<'_> {
     fn drop(&mut self) {
         if self.any {
-            self.engine.publish_clients(self.op);
+            self.engine
+                .publish_clients(self.op, self.class, self.soonest);
         }
     }
 }
@@ -252,7 +263,9 @@ where
         let mut publish = Publish {
             engine,
             op: self.op,
+            class: client.options.class,
             any: false,
+            soonest: NEVER,
         };
         let mut now = None;
         loop {
@@ -265,14 +278,15 @@ where
                 break;
             };
             let now = *now.get_or_insert_with(|| engine.clock.raw());
-            let mut submission = submission_of(self.op, key.as_ref(), slot);
+            let mut submission = submission_of(self.op, key.as_ref(), slot, client.options);
             let credit = self.place.credit.take();
             let pushed = engine
                 .clients
                 .push(engine, &mut submission, credit, client.caller, now);
             match pushed {
-                Ok(ticket) => {
+                Ok((ticket, deadline)) => {
                     publish.any = true;
+                    publish.soonest = publish.soonest.min(deadline);
                     if let Some(tail) = self.tail {
                         // SAFETY: both ops are this future's.
                         unsafe { engine.clients.chain(tail, ticket) };
@@ -359,12 +373,11 @@ where
 
 impl<K, I, F> Drop for Many<'_, K, I, F> {
     fn drop(&mut self) {
-        let engine = &self.client.engine;
         while let Some(ticket) = self.head {
             // SAFETY: the op is this future's; what is chained behind it is read before it is given up.
             unsafe {
-                self.head = engine.clients.unchain(ticket);
-                give_up(engine, ticket);
+                self.head = self.client.engine.clients.unchain(ticket);
+                give_up(self.client, ticket);
             }
         }
     }

@@ -4,15 +4,17 @@
 //!
 //! | where | what | written by | read by |
 //! | --- | --- | --- | --- |
-//! | descriptor (one cache line with the state word) | key, buffer, hash, caller, time | owner, before `queue` | worker |
+//! | descriptor (one cache line with the state word) | key, buffer, hash, caller, times | owner, before `queue` | worker; its atomics: anybody |
 //! | key place | the key and a NUL | owner, before `queue` | the store call |
-//! | result cell | how the op ended | worker, before `finish` | owner, after it saw the end |
+//! | result cell | how the op ended | who ended it, before that is told | owner, after it saw the end |
 
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
+use crossbeam_utils::CachePadded;
 use moonring_rings::slots::{Table, Ticket};
 use moonring_rings::sync::UnsafeCell;
 
+use crate::OpKind;
 use crate::key::{INLINE_KEY, KeyHasher, KeyPlaces};
 use crate::store::{RawResult, UNSET};
 use crate::waker::OpWaker;
@@ -21,6 +23,11 @@ use crate::waker::OpWaker;
 pub(crate) const FORCE: u8 = 1 << 0;
 /// An object of another length than the buffer is an error.
 pub(crate) const EXACT: u8 = 1 << 1;
+/// Where the op's kind lies in the flags, by its index.
+const KIND_SHIFT: u32 = 6;
+
+/// Of an op without a deadline, and of a table in which none has one.
+pub(crate) const NEVER: u64 = u64::MAX;
 
 /// What a worker reads of an op.
 pub(crate) struct Descriptor {
@@ -33,13 +40,16 @@ pub(crate) struct Descriptor {
     /// When it was published, in ticks of the engine's clock.
     pub(crate) submitted: u64,
     pub(crate) key_len: u32,
+    /// When its time is up, in ticks of the engine's clock, or [`NEVER`]. Atomic because the timer looks at it.
+    deadline: AtomicU64,
     /// Who submitted it, for `callers_per_call`.
     pub(crate) caller: u16,
-    pub(crate) flags: u8,
+    /// Flags and kind. Atomic because the entry of an op that was abandoned may be in use again when its kind is asked for.
+    flags: AtomicU8,
 }
 
-// With the state word, 8 bytes are left in the op's cache line: the deadline's place.
-const _: () = assert!(size_of::<Descriptor>() == 48);
+// With the state word, one cache line.
+const _: () = assert!(size_of::<Descriptor>() == 56);
 
 // SAFETY: the pointers are to a key place of the op's table and to memory that its submitter vouched for; both are used
 // only by who holds the op.
@@ -54,9 +64,15 @@ impl Descriptor {
             buf_len: AtomicUsize::new(0),
             submitted: 0,
             key_len: 0,
+            deadline: AtomicU64::new(NEVER),
             caller: 0,
-            flags: 0,
+            flags: AtomicU8::new(0),
         }
+    }
+
+    #[inline(always)]
+    pub(crate) fn flags(&self) -> u8 {
+        self.flags.load(Relaxed)
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -64,13 +80,19 @@ impl Descriptor {
     }
 }
 
+fn op_of(flags: u8) -> OpKind {
+    OpKind::ALL[usize::from(flags >> KIND_SHIFT)]
+}
+
 /// What an owner fills in, besides the key.
 pub(crate) struct Fill {
+    pub(crate) op: OpKind,
     pub(crate) buf: *mut u8,
     pub(crate) len: usize,
     pub(crate) flags: u8,
     pub(crate) caller: u16,
     pub(crate) submitted: u64,
+    pub(crate) deadline: u64,
 }
 
 /// A key that lies in its place.
@@ -86,6 +108,8 @@ pub(crate) struct OpTable {
     results: Box<[UnsafeCell<RawResult>]>,
     keys: KeyPlaces,
     long_keys: KeyPlaces,
+    /// No deadline of its ops is earlier, but for those of which the timer is told in a moment; see [`crate::timer`].
+    pub(crate) soonest: CachePadded<AtomicU64>,
 }
 
 // SAFETY: a result cell is touched by the worker while it has the op, and by the owner after the end that
@@ -99,6 +123,7 @@ impl OpTable {
             results: (0..depth).map(|_| UnsafeCell::new(UNSET)).collect(),
             keys: KeyPlaces::inline(depth),
             long_keys: KeyPlaces::long(long_keys, max_key),
+            soonest: CachePadded::new(AtomicU64::new(NEVER)),
         }
     }
 
@@ -163,7 +188,9 @@ impl OpTable {
                 d.submitted = fill.submitted;
                 d.key_len = key.len;
                 d.caller = fill.caller;
-                d.flags = fill.flags;
+                d.deadline.store(fill.deadline, Relaxed);
+                d.flags
+                    .store(fill.flags | (fill.op.index() as u8) << KIND_SHIFT, Relaxed);
             });
             self.ops.queue(index)
         }
@@ -177,6 +204,44 @@ impl OpTable {
     pub(crate) unsafe fn set_result(&self, index: u32, result: RawResult) {
         // SAFETY: the caller has the op.
         self.results[index as usize].with_mut(|r| unsafe { *r = result });
+    }
+
+    /// Length of the op's buffer; of another op's, where this one is over.
+    ///
+    /// # Safety
+    /// The index must be below the depth.
+    #[inline(always)]
+    pub(crate) unsafe fn peek_len(&self, index: u32) -> usize {
+        // SAFETY: the caller vouches for the index. The field is atomic, and no reference to the rest is made.
+        unsafe { (*self.ops.peek(index)).buf_len.load(Relaxed) }
+    }
+
+    /// Its deadline, with the same reserve.
+    ///
+    /// # Safety
+    /// As for [`peek_len`](Self::peek_len).
+    #[inline(always)]
+    pub(crate) unsafe fn peek_deadline(&self, index: u32) -> u64 {
+        // SAFETY: as there.
+        unsafe { (*self.ops.peek(index)).deadline.load(Relaxed) }
+    }
+
+    /// Sets the deadline of an op that is in its ring.
+    ///
+    /// # Safety
+    /// The op must be the caller's.
+    pub(crate) unsafe fn set_deadline(&self, index: u32, deadline: u64) {
+        // SAFETY: as in `peek_len`.
+        unsafe { (*self.ops.peek(index)).deadline.store(deadline, Relaxed) };
+    }
+
+    /// Its kind, with the same reserve.
+    ///
+    /// # Safety
+    /// As for [`peek_len`](Self::peek_len).
+    pub(crate) unsafe fn peek_op(&self, index: u32) -> OpKind {
+        // SAFETY: as there.
+        op_of(unsafe { (*self.ops.peek(index)).flags.load(Relaxed) })
     }
 
     /// How the op ended.

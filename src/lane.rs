@@ -1,10 +1,11 @@
 //! Lanes and groups: where work waits, and who sleeps until it comes.
 //!
-//! A **lane** is all rings of one op kind: the clients' ring, and one ring of each pair. A **group** is a set of
-//! workers that serve the same lanes: the shared pool, or the workers of one op kind. Each lane has one group.
+//! A **lane** is all rings of one op kind: a **queue** for each [`Class`], with the clients' ring and one ring of each pair.
+//! A **group** is a set of workers that serve the same lanes: the shared pool, or the workers of one op kind. Each lane has
+//! one group.
 //!
 //! # The ready bits
-//! Sources of a lane (clients: source 0; pair `p`: source `p + 1`) have a bit each, so that nobody scans all rings:
+//! Sources of a queue (clients: source 0; pair `p`: source `p + 1`) have a bit each, so that nobody scans all rings:
 //!
 //! ```text
 //!   producer                                worker
@@ -33,9 +34,9 @@ use crossbeam_utils::CachePadded;
 use moonring_rings::mpmc::Mpmc;
 use moonring_rings::park::{WakeWord, publish_fence};
 
-use crate::OpKind;
+use crate::{Class, OpKind};
 
-/// The clients' place among a lane's sources.
+/// The clients' place among a queue's sources.
 pub(crate) const CLIENTS: usize = 0;
 
 /// Most workers in one group: one bit each, and two for flags.
@@ -45,15 +46,18 @@ pub(crate) const MAX_WORKERS: usize = 62;
 const SPINNING: u64 = 1 << 63;
 const SLEEPERS: u64 = (1 << MAX_WORKERS) - 1;
 
+/// Of so many takes at which background ops wait, they go first in one.
+const BACKGROUND_EVERY: u32 = 8;
+
 /// The rings of one op kind.
 pub(crate) struct Lane {
     pub(crate) op: OpKind,
     /// Which group serves it, by its place in the engine's list.
     pub(crate) group: usize,
-    pub(crate) clients: Mpmc,
-    ready: Box<[CachePadded<AtomicU64>]>,
-    /// How many words of `ready` have ever been in use.
-    words: AtomicUsize,
+    /// By [`Class`].
+    pub(crate) queues: [Queue; 2],
+    /// Takes at which background ops waited, modulo 2^32.
+    background_waited: CachePadded<AtomicU32>,
     /// Workers that are in a call of this lane. Bounded by `max_holders`.
     holders: CachePadded<AtomicU32>,
     max_holders: u32,
@@ -73,65 +77,42 @@ impl Lane {
         Self {
             op,
             group,
-            clients: Mpmc::new(ring_depth),
-            ready: (0..(max_pairs + 1).div_ceil(64))
-                .map(|_| CachePadded::new(AtomicU64::new(0)))
-                .collect(),
-            words: AtomicUsize::new(1),
+            queues: Class::ALL.map(|_| Queue::new(ring_depth, max_pairs)),
+            background_waited: CachePadded::new(AtomicU32::new(0)),
             holders: CachePadded::new(AtomicU32::new(0)),
             max_holders,
             closed: AtomicBool::new(false),
         }
     }
 
+    /// What waits of one class.
+    #[inline]
+    pub(crate) fn queue(&self, class: Class) -> &Queue {
+        &self.queues[class.index()]
+    }
+
     /// A source that is about to be used.
     pub(crate) fn open_source(&self, source: usize) {
-        // Relaxed: the source's first ready bit is set after this by the same thread, with a Release.
-        self.words.fetch_max(source / 64 + 1, Ordering::Relaxed);
-    }
-
-    /// Sets the source's ready bit if it isn't set, between the publication and the look at the sleepers.
-    ///
-    /// The caller has published and called [`publish_fence`].
-    #[inline]
-    pub(crate) fn mark_ready(&self, source: usize) {
-        let word = &self.ready[source / 64];
-        let bit = 1 << (source % 64);
-        if word.load(Ordering::Relaxed) & bit == 0 {
-            // Release pairs with the Acquire in `ready_word`: the source's registration is visible.
-            word.fetch_or(bit, Ordering::Release);
-            // The sleeper looks at the bit, not at the ring: order it before the look at the wake word.
-            publish_fence();
-        }
-    }
-
-    /// Clears the bit before looking into the ring. Returns whether it was set.
-    #[inline]
-    pub(crate) fn clear_ready(&self, source: usize) -> bool {
-        let bit = 1 << (source % 64);
-        let before = self.ready[source / 64].fetch_and(!bit, Ordering::Acquire);
-        // Pairs with `publish_fence` before `mark_ready`'s look at the bit.
-        fence(Ordering::SeqCst);
-        before & bit != 0
-    }
-
-    /// A word of ready bits: sources `64 * word` and on.
-    #[inline]
-    pub(crate) fn ready_word(&self, word: usize) -> u64 {
-        // Acquire pairs with the Release in `mark_ready`.
-        self.ready[word].load(Ordering::Acquire)
-    }
-
-    /// How many words of ready bits are in use.
-    #[inline]
-    pub(crate) fn words(&self) -> usize {
-        self.words.load(Ordering::Relaxed)
+        self.queues.iter().for_each(|q| q.open_source(source));
     }
 
     /// Whether any source is ready.
     #[inline]
     pub(crate) fn is_ready(&self) -> bool {
-        (0..self.words()).any(|word| self.ready_word(word) != 0)
+        self.queues.iter().any(Queue::is_ready)
+    }
+
+    /// Whether background goes first in a take at which it waits: once in [`BACKGROUND_EVERY`].
+    #[inline]
+    pub(crate) fn is_backgrounds_turn(&self) -> bool {
+        // Relaxed: a count and nothing else.
+        let nth = self.background_waited.fetch_add(1, Ordering::Relaxed);
+        nth % BACKGROUND_EVERY == BACKGROUND_EVERY - 1
+    }
+
+    /// Whether no client's op is queued, and none can come.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.queues.iter().all(|q| q.clients.is_drained())
     }
 
     /// Whether a worker would find something to do.
@@ -180,6 +161,76 @@ impl Lane {
     #[inline]
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Relaxed)
+    }
+}
+
+/// What waits of one op kind and class.
+pub(crate) struct Queue {
+    pub(crate) clients: Mpmc,
+    ready: Box<[CachePadded<AtomicU64>]>,
+    /// How many words of `ready` have ever been in use.
+    words: AtomicUsize,
+}
+
+impl Queue {
+    fn new(ring_depth: usize, max_pairs: usize) -> Self {
+        Self {
+            clients: Mpmc::new(ring_depth),
+            ready: (0..(max_pairs + 1).div_ceil(64))
+                .map(|_| CachePadded::new(AtomicU64::new(0)))
+                .collect(),
+            words: AtomicUsize::new(1),
+        }
+    }
+
+    /// A source that is about to be used.
+    fn open_source(&self, source: usize) {
+        // Relaxed: the source's first ready bit is set after this by the same thread, with a Release.
+        self.words.fetch_max(source / 64 + 1, Ordering::Relaxed);
+    }
+
+    /// Sets the source's ready bit if it isn't set, between the publication and the look at the sleepers.
+    ///
+    /// The caller has published and called [`publish_fence`].
+    #[inline]
+    pub(crate) fn mark_ready(&self, source: usize) {
+        let word = &self.ready[source / 64];
+        let bit = 1 << (source % 64);
+        if word.load(Ordering::Relaxed) & bit == 0 {
+            // Release pairs with the Acquire in `ready_word`: the source's registration is visible.
+            word.fetch_or(bit, Ordering::Release);
+            // The sleeper looks at the bit, not at the ring: order it before the look at the wake word.
+            publish_fence();
+        }
+    }
+
+    /// Clears the bit before looking into the ring. Returns whether it was set.
+    #[inline]
+    pub(crate) fn clear_ready(&self, source: usize) -> bool {
+        let bit = 1 << (source % 64);
+        let before = self.ready[source / 64].fetch_and(!bit, Ordering::Acquire);
+        // Pairs with `publish_fence` before `mark_ready`'s look at the bit.
+        fence(Ordering::SeqCst);
+        before & bit != 0
+    }
+
+    /// A word of ready bits: sources `64 * word` and on.
+    #[inline]
+    pub(crate) fn ready_word(&self, word: usize) -> u64 {
+        // Acquire pairs with the Release in `mark_ready`.
+        self.ready[word].load(Ordering::Acquire)
+    }
+
+    /// How many words of ready bits are in use.
+    #[inline]
+    pub(crate) fn words(&self) -> usize {
+        self.words.load(Ordering::Relaxed)
+    }
+
+    /// Whether any source is ready.
+    #[inline]
+    pub(crate) fn is_ready(&self) -> bool {
+        (0..self.words()).any(|word| self.ready_word(word) != 0)
     }
 }
 
@@ -315,22 +366,23 @@ mod tests {
         let lane = Lane::new(OpKind::Lookup, 0, 4, 200, 1);
         assert!(!lane.is_ready());
         lane.open_source(130);
+        let queue = lane.queue(Class::Background);
         for source in [130, 63, 64, 0] {
-            lane.mark_ready(source);
-            lane.mark_ready(source);
+            queue.mark_ready(source);
+            queue.mark_ready(source);
         }
-        let words: Vec<_> = (0..lane.words()).map(|w| lane.ready_word(w)).collect();
+        let words: Vec<_> = (0..queue.words()).map(|w| queue.ready_word(w)).collect();
         assert_eq!(words, [1 << 63 | 1, 1, 1 << 2]);
-        assert!(lane.clear_ready(64));
-        assert!(!lane.clear_ready(64));
-        assert_eq!(lane.ready_word(1), 0);
+        assert!(queue.clear_ready(64));
+        assert!(!queue.clear_ready(64));
+        assert_eq!(queue.ready_word(1), 0);
         assert!(lane.is_ready());
     }
 
     #[test]
     fn a_lane_is_held_by_no_more_than_its_bound() {
         let lane = Lane::new(OpKind::Store, 0, 4, 1, 2);
-        lane.mark_ready(CLIENTS);
+        lane.queue(Class::Background).mark_ready(CLIENTS);
         assert!(lane.has_work() && lane.try_hold() && lane.has_work() && lane.try_hold());
         assert!(!lane.has_work() && !lane.try_hold());
         lane.release();

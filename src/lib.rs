@@ -15,7 +15,8 @@
 //!    own result. A batch waits for its slowest key.
 //! 5. A key stands in a store call at most once; each of several equal retrieves is settled against its own buffer.
 //! 6. **No order is promised** between accepted ops, not even of one key: wait for a completion before depending on it.
-//!    Starvation is bounded: in a shared pool no kind holds all workers, and each gets at least 1 take in 8.
+//!    Starvation is bounded: in a shared pool no kind holds all workers, and each gets at least 1 take in 8; background ops
+//!    ([`Class`]) get at least 1 in 8 of the takes of their kind at which they wait.
 //! 7. A lookup answers yes, no or unknown; an error is never "no".
 //! 8. After warm-up nothing is allocated by the engine for ops on pairs and clients with keys of 1 to 255 bytes.
 //! 9. Idle costs nothing: spin briefly, then park; wake only a sleeper; no wake is lost.
@@ -63,11 +64,12 @@
 //! ```
 //!
 //! # Not in this version
-//! Deadlines, cancel, classes and the quarantine of spans: the life of an op is drawn for them in
+//! Deadlines, cancel and the quarantine of spans: the life of an op is drawn for them in
 //! [`moonring_rings::slots`].
 
 mod affinity;
 mod batch;
+mod class;
 mod client;
 mod clients;
 pub mod config;
@@ -83,6 +85,7 @@ mod notify;
 mod op;
 mod pair;
 mod pairs;
+mod quarantine;
 mod region;
 mod shutdown;
 mod signals;
@@ -91,20 +94,23 @@ mod start;
 pub mod stats;
 pub mod store;
 mod submission;
+mod timer;
 mod waker;
 mod worker;
 
 pub use affinity::allowed as allowed_cores;
+pub use class::Class;
 pub use client::{AsKey, Blocking, Client, Prefix, Returned};
 pub use config::{ConfigError, EngineConfig, L2Adapter};
 pub use engine::{Engine, PairError};
-pub use error::{ClientError, OpError, Refused, SubmitError};
+pub use error::{ClientError, OpError, Refused, SubmitError, Unavailable};
 pub use future::block_on;
 pub use key::INLINE_KEY;
 pub use moonring_rings::slots::Ticket;
 pub use notify::EventFd;
 pub use op::{OpKind, StoreOutcome};
-pub use pair::{Pair, PairBatch, WaitError};
+pub use pair::{Cancel, IfRunning, Pair, PairBatch, WaitError};
+pub use quarantine::Quarantined;
 pub use region::{
     HugePages, MemLock, MemoryLimits, Origin, Overlap, Pieces, Region, RegionError, RegionOptions,
     RegionReport, Span,

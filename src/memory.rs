@@ -131,6 +131,25 @@ impl Memory {
         self.distinct().map(|r| (&r.given.region, &r.pieces))
     }
 
+    /// Bytes of all regions.
+    pub(crate) fn len(&self) -> usize {
+        self.distinct().map(|r| r.given.region.len()).sum()
+    }
+
+    /// Address and length of memory that was not given as a slot, before it is checked.
+    pub(crate) fn raw_span(&self, buffer: &Buffer) -> Option<(usize, usize)> {
+        match buffer {
+            Buffer::None | Buffer::Slot(_) => None,
+            Buffer::Span(span) => {
+                let mut regions = self.regions.iter();
+                let registered = regions.find(|r| r.given.region.id() == span.region)?;
+                let base = registered.given.region.base().addr().get();
+                Some((base.saturating_add(span.offset), span.len))
+            }
+            Buffer::Foreign { ptr, len } => Some((ptr.addr(), *len)),
+        }
+    }
+
     /// Where the bytes of an op's buffer are, or why it is refused.
     #[inline]
     pub(crate) fn target(

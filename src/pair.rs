@@ -11,15 +11,16 @@ use std::{fmt, io};
 
 use moonring_rings::completion::{CompletionRing, Cursor};
 use moonring_rings::park::{WakeWord, publish_fence};
-use moonring_rings::slots::Ticket;
+use moonring_rings::slots::{Progress, Ticket, Why};
 use moonring_rings::spsc::{Consumer, Producer};
 
 use crate::engine::Shared;
-use crate::inflight::{Fill, OpTable};
+use crate::inflight::{Fill, NEVER, OpTable};
 use crate::notify::{self, EventFd};
+use crate::quarantine::Submitter;
 use crate::store::RawResult;
 use crate::submission::{Buffer, Completion, Submission};
-use crate::{OpKind, Refused, Slot, SubmitError, key};
+use crate::{Class, OpError, OpKind, Refused, Slot, SubmitError, key};
 
 /// A thread sleeps in `wait`.
 const PARKED: u64 = 1 << 0;
@@ -28,8 +29,26 @@ const ARMED: u64 = 1 << 1;
 /// The pair was dropped with ops in flight: who completes the last one clears up.
 const ORPHAN: u64 = 1 << 2;
 
-/// In a completion's word, above the entry's index: the result is in the result cell.
+// In a completion's word, above the entry's index.
+const INDEX: u64 = (1 << 24) - 1;
+/// The result is in the result cell.
 const FAILED: u64 = 1 << 24;
+/// A release notice follows.
+const MORE: u64 = 1 << 25;
+/// This is it.
+const RELEASE: u64 = 1 << 26;
+
+/// One for each op kind and class.
+const RINGS: usize = OpKind::ALL.len() * Class::ALL.len();
+
+// `PairBatch` and `Pair::publish` have a bit for each.
+const _: () = assert!(RINGS == u8::BITS as usize);
+
+/// A ring's place among a pair's.
+#[inline]
+fn ring_of(op: OpKind, class: Class) -> usize {
+    class.index() * OpKind::ALL.len() + op.index()
+}
 
 /// What the workers see of a pair.
 pub(crate) struct PairShared {
@@ -37,15 +56,17 @@ pub(crate) struct PairShared {
     pub(crate) id: usize,
     pub(crate) table: OpTable,
     completions: CompletionRing,
-    rings: [Consumer<u64>; 4],
+    rings: [Consumer<u64>; RINGS],
     wake: WakeWord,
     /// Who sleeps in `wait`. Written before PARKED is announced.
     waiter: Mutex<Option<Thread>>,
     pub(crate) event: OnceLock<OwnedFd>,
     orphan: Mutex<Option<Owner>>,
+    /// Ops accepted. One writer, the pair's thread, which counts an op before it queues it.
+    accepted: AtomicU64,
     /// Ops refused. One writer, the pair's thread.
     refused: AtomicU64,
-    /// Completions reaped. One writer, the owner.
+    /// Ops whose last notice was reaped. One writer, the owner.
     reaped: AtomicU64,
 }
 
@@ -70,13 +91,14 @@ struct Cell {
 }
 
 impl PairShared {
-    pub(crate) fn ring(&self, op: OpKind) -> &Consumer<u64> {
-        &self.rings[op.index()]
+    #[inline]
+    pub(crate) fn ring(&self, op: OpKind, class: Class) -> &Consumer<u64> {
+        &self.rings[ring_of(op, class)]
     }
 
     /// Ops accepted since the pair was made.
     pub(crate) fn accepted(&self) -> u64 {
-        self.rings.iter().map(|r| r.published() as u64).sum()
+        self.accepted.load(Ordering::Relaxed)
     }
 
     pub(crate) fn refused(&self) -> u64 {
@@ -89,25 +111,54 @@ impl PairShared {
             .saturating_sub(self.reaped.load(Ordering::Relaxed))
     }
 
-    /// Ends ops and pushes their completions. [`notify`](Self::notify) comes after, once for many.
+    /// Its place among a lane's sources.
+    pub(crate) fn source(&self) -> usize {
+        self.id + 1
+    }
+
+    /// Pushes the completions of ops. [`notify`](Self::notify) comes after, once for many.
     ///
     /// # Safety
-    /// The caller must have claimed the tickets, which must be this pair's, and not finished them.
+    /// The caller must have claimed and ended the tickets, which must be this pair's and not abandoned, and tell of them only here.
     pub(crate) unsafe fn complete(&self, ends: impl ExactSizeIterator<Item = (Ticket, RawResult)>) {
         self.completions.push_all(ends.map(|(ticket, result)| {
             let index = u64::from(ticket.index());
-            let entry = match result {
+            // A pair's ops have no wakers and are never detached: there is nothing to finish.
+            match result {
                 Ok(value) => (index, value),
                 Err(_) => {
-                    // SAFETY: the caller has claimed the op.
+                    // SAFETY: the caller has ended the op.
                     unsafe { self.table.set_result(ticket.index(), result) };
                     (index | FAILED, 0)
                 }
-            };
-            // SAFETY: as above. A pair's ops have no wakers and are never detached.
-            unsafe { self.table.ops().finish(ticket) };
-            entry
+            }
         }));
+    }
+
+    /// Pushes the completion of an op that was abandoned.
+    ///
+    /// # Safety
+    /// The caller must have abandoned the op, and tell of it only here.
+    pub(crate) unsafe fn push_end(&self, ticket: Ticket, error: OpError, more: bool) {
+        let index = ticket.index();
+        // SAFETY: who ends an op writes its result; the owner reads it when it sees the entry.
+        unsafe { self.table.set_result(index, Err(error)) };
+        let flags = if more { FAILED | MORE } else { FAILED };
+        let entry = (u64::from(index) | flags, 0);
+        self.completions.push_all(std::iter::once(entry));
+    }
+
+    /// Pushes the release notice of an op that was ended with MORE.
+    pub(crate) fn push_release(&self, ticket: Ticket) {
+        let entry = (u64::from(ticket.index()) | FAILED | RELEASE, 0);
+        self.completions.push_all(std::iter::once(entry));
+    }
+
+    /// The bytes of an op that was abandoned are nobody's any more.
+    pub(crate) fn forget_bytes(&self, shared: &Shared, addr: usize, len: usize) {
+        if len > 0 {
+            shared.memory.live().remove(addr, len);
+        }
     }
 
     /// Wakes who waits for completions. The caller has pushed them and called [`publish_fence`].
@@ -167,7 +218,7 @@ impl Owner {
     #[inline]
     fn reap(&mut self, pair: &PairShared, shared: &Shared) -> Option<Completion> {
         let (word, value) = pair.completions.pop(&mut self.cursor)?;
-        let index = (word & (FAILED - 1)) as u32;
+        let index = (word & INDEX) as u32;
         let raw = if word & FAILED == 0 {
             Ok(value)
         } else {
@@ -175,14 +226,26 @@ impl Owner {
             unsafe { pair.table.result(index) }
         };
         let cell = &mut self.cells[index as usize];
-        let completion = Completion {
+        let mut completion = Completion {
             user_data: cell.user_data,
             op: cell.op,
             ticket: cell.ticket,
             result: Completion::result_of(cell.op, raw),
-            slot: cell.slot.take(),
-            more: false,
+            slot: None,
+            more: word & MORE != 0,
+            release: word & RELEASE != 0,
         };
+        if completion.more {
+            #[cfg(debug_assertions)]
+            {
+                cell.bytes = None; // Whoever releases the op takes them off the list.
+            }
+            if let Some(slot) = cell.slot.take() {
+                shared.quarantine.keep(pair.source(), cell.ticket, slot);
+            }
+            return Some(completion);
+        }
+        completion.slot = cell.slot.take();
         if let Some(place) = cell.long_place.take() {
             self.free_long.push(place);
         }
@@ -193,7 +256,9 @@ impl Owner {
         #[cfg(not(debug_assertions))]
         let _ = shared;
         self.free.push(index);
-        pair.reaped.store(self.cursor.popped(), Ordering::Relaxed);
+        // One writer: no read-modify-write.
+        let reaped = pair.reaped.load(Ordering::Relaxed);
+        pair.reaped.store(reaped + 1, Ordering::Relaxed);
         Some(completion)
     }
 }
@@ -232,7 +297,9 @@ impl Owner {
 pub struct Pair {
     shared: Arc<PairShared>,
     engine: Arc<Shared>,
-    producers: [Producer<u64>; 4],
+    producers: [Producer<u64>; RINGS],
+    /// The soonest deadline of what is staged, in ticks.
+    soonest: u64,
     /// Taken out only when the pair is dropped.
     owner: ManuallyDrop<Owner>,
     /// Not `Sync`, though all that changes it takes `&mut self`: so that it can stay a promise.
@@ -251,18 +318,40 @@ pub enum WaitError {
     ShutDown,
 }
 
+/// What becomes of an op that is cancelled while a store call has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IfRunning {
+    /// It ends as its call does.
+    Wait,
+    /// It ends at once as [`OpError::Cancelled`], with [`more`](Completion::more); its bytes are in quarantine until the call returns.
+    Abandon,
+}
+
+/// What [`Pair::cancel`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cancel {
+    /// The op was queued, and ends as [`OpError::Cancelled`] (never started).
+    NeverStarted,
+    /// A store call has it; it ends as [`OpError::Cancelled`] (in progress), and its release notice follows.
+    Abandoned,
+    /// A store call has it; it ends as the call does.
+    Running,
+    /// It has ended already, or is none of this pair.
+    Ended,
+}
+
 impl Pair {
     pub(crate) fn new(engine: Arc<Shared>, id: usize, depth: usize) -> (Self, Arc<PairShared>) {
         let config = &engine.config;
         let mut rings = Vec::new();
-        let producers = OpKind::ALL.map(|_| {
+        let producers = [(); RINGS].map(|()| {
             let (producer, consumer) = moonring_rings::spsc::ring(depth);
             rings.push(consumer);
             producer
         });
-        let rings = match <[_; 4]>::try_from(rings) {
+        let rings = match <[_; RINGS]>::try_from(rings) {
             Ok(rings) => rings,
-            Err(_) => unreachable!("four op kinds"),
+            Err(_) => unreachable!("as many consumers as producers"),
         };
         let table = OpTable::new(depth, config.long_keys, config.max_key);
         let owner = Owner {
@@ -291,6 +380,7 @@ impl Pair {
             waiter: Mutex::new(None),
             event: OnceLock::new(),
             orphan: Mutex::new(None),
+            accepted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             reaped: AtomicU64::new(0),
         });
@@ -298,6 +388,7 @@ impl Pair {
             shared: Arc::clone(&shared),
             engine,
             producers,
+            soonest: NEVER,
             owner: ManuallyDrop::new(owner),
             one_thread: PhantomData,
         };
@@ -338,7 +429,7 @@ impl Pair {
     pub fn batch(&mut self) -> PairBatch<'_> {
         PairBatch {
             submitted: 0,
-            ops: 0,
+            rings: 0,
             pair: self,
         }
     }
@@ -369,7 +460,7 @@ impl Pair {
         let op = submission.op;
         let engine = &*self.engine;
         let owner = &mut *self.owner;
-        let producer = &mut self.producers[op.index()];
+        let producer = &mut self.producers[ring_of(op, submission.class)];
         let table = &self.shared.table;
         let mut long_place = None;
         // The first reason wins; nothing is taken from the owner before all is well.
@@ -403,21 +494,28 @@ impl Pair {
                 Ok(key) => key,
                 Err(at) => break 'refused SubmitError::NulInKey { at },
             };
-            let (buf, len) = match engine.memory.target(op, &mut submission.buffer) {
+            let (buf, len) = match engine.target(op, &mut submission.buffer) {
                 Ok(target) => target,
                 Err(reason) => break 'refused reason,
             };
+            let deadline = engine.deadline(op, submission.timeout, submitted);
+            self.soonest = self.soonest.min(deadline);
             let fill = Fill {
+                op,
                 buf,
                 len,
                 flags: submission.flags,
                 caller: self.shared.id as u16,
                 submitted,
+                deadline,
             };
             owner.free.pop();
             if long_place.is_some() {
                 owner.free_long.pop();
             }
+            // One writer: no read-modify-write. Who sees the op queued sees it counted, by the Release in `queue`.
+            let accepted = self.shared.accepted.load(Ordering::Relaxed);
+            self.shared.accepted.store(accepted + 1, Ordering::Relaxed);
             // SAFETY: the index was free, and is ours.
             let ticket = unsafe { table.queue(index, key, &fill) };
             // There is room.
@@ -443,20 +541,25 @@ impl Pair {
         })
     }
 
-    /// Shows what was staged in the rings of `ops` (a bit each).
+    /// Shows what was staged in the rings given (a bit each).
     #[inline]
-    fn publish(&mut self, ops: u8) {
-        let (mut staged, mut left) = (ops, 0);
+    fn publish(&mut self, rings: u8) {
+        let (mut staged, mut left) = (rings, 0);
         while staged != 0 {
-            let op = staged.trailing_zeros();
+            let ring = staged.trailing_zeros();
             staged &= staged - 1;
-            left |= u8::from(self.producers[op as usize].publish() > 0) << op;
+            left |= u8::from(self.producers[ring as usize].publish() > 0) << ring;
         }
         publish_fence();
+        if self.soonest != NEVER {
+            let soonest = mem::replace(&mut self.soonest, NEVER);
+            self.engine.timer.note(&self.shared.table, soonest);
+        }
         while left != 0 {
-            let lane = &self.engine.lanes[left.trailing_zeros() as usize];
+            let ring = left.trailing_zeros() as usize;
             left &= left - 1;
-            lane.mark_ready(self.shared.id + 1);
+            let lane = &self.engine.lanes[ring % OpKind::ALL.len()];
+            lane.queues[ring / OpKind::ALL.len()].mark_ready(self.shared.source());
             if lane.is_closed() {
                 self.engine.end_queued(&self.shared, lane.op);
             } else {
@@ -474,6 +577,47 @@ impl Pair {
     /// Drains the completions that are there, and those that come while it does.
     pub fn completions(&mut self) -> impl Iterator<Item = Completion> + '_ {
         std::iter::from_fn(|| self.poll())
+    }
+
+    /// Cancels an op of this pair. What is said of it comes as a completion, as always.
+    pub fn cancel(&mut self, ticket: Ticket, running: IfRunning) -> Cancel {
+        let cell = self.owner.cells.get(ticket.index() as usize);
+        // A ticket of another pair is none here.
+        if cell.is_none_or(|cell| cell.ticket != ticket) {
+            return Cancel::Ended;
+        }
+        let engine = &*self.engine;
+        let from = Submitter::Pair(&self.shared);
+        let mut wakers = Vec::new(); // Stays empty, and allocates nothing.
+        let abandon = running == IfRunning::Abandon;
+        match engine.abandon(from, ticket, Why::Cancel, abandon, &mut wakers) {
+            Some(started) => {
+                publish_fence();
+                self.shared.notify(engine);
+                match started {
+                    true => Cancel::Abandoned,
+                    false => Cancel::NeverStarted,
+                }
+            }
+            None if self.shared.table.ops().progress(ticket) == Progress::Running => {
+                Cancel::Running
+            }
+            None => Cancel::Ended,
+        }
+    }
+
+    /// Cancels every op that was submitted with this `user_data`. Returns how many have been cancelled or abandoned by this.
+    pub fn cancel_all(&mut self, user_data: u64, running: IfRunning) -> usize {
+        let mut cancelled = 0;
+        for index in 0..self.owner.cells.len() {
+            let cell = &self.owner.cells[index];
+            if cell.user_data == user_data {
+                let cancel = self.cancel(cell.ticket, running);
+                cancelled +=
+                    usize::from(matches!(cancel, Cancel::NeverStarted | Cancel::Abandoned));
+            }
+        }
+        cancelled
     }
 
     /// Waits until at least `n` completions can be reaped, or all ops in flight if those are fewer. Spins for the
@@ -588,7 +732,7 @@ impl Pair {
 
 impl Drop for Pair {
     fn drop(&mut self) {
-        self.publish(0b1111);
+        self.publish(u8::MAX);
         // Nobody arms it any more: who sleeps on it must not sleep for ever.
         if let Some(event) = self.shared.event.get() {
             notify::signal(event);
@@ -626,8 +770,8 @@ pub struct PairBatch<'a> {
     pair: &'a mut Pair,
     /// When the batch began, in ticks; read at the first push.
     submitted: u64,
-    /// Kinds with staged ops, a bit each.
-    ops: u8,
+    /// Rings with staged ops, a bit each.
+    rings: u8,
 }
 
 impl PairBatch<'_> {
@@ -640,12 +784,12 @@ impl PairBatch<'_> {
         &mut self,
         submission: Submission<'k>,
     ) -> Result<Ticket, Refused<Submission<'k>>> {
-        if self.ops == 0 {
+        if self.rings == 0 {
             self.submitted = self.pair.engine.clock.raw();
         }
-        let op = submission.op;
+        let ring = ring_of(submission.op, submission.class);
         let ticket = self.pair.push(submission, self.submitted)?;
-        self.ops |= 1 << op.index();
+        self.rings |= 1 << ring;
         Ok(ticket)
     }
 
@@ -661,9 +805,9 @@ impl PairBatch<'_> {
 impl Drop for PairBatch<'_> {
     #[inline]
     fn drop(&mut self) {
-        let ops = mem::take(&mut self.ops);
-        if ops != 0 {
-            self.pair.publish(ops);
+        let rings = mem::take(&mut self.rings);
+        if rings != 0 {
+            self.pair.publish(rings);
         }
     }
 }

@@ -122,6 +122,11 @@ impl Snapshot {
         pairs.version.load(Ordering::Acquire) != self.version
     }
 
+    /// All pairs of this copy.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &PairShared> {
+        self.pairs.iter().flatten().map(|pair| &**pair)
+    }
+
     /// The pair of a source; `None` for the clients, and where there is none in this copy.
     #[inline]
     pub(crate) fn taken(&self, source: usize) -> Option<&PairShared> {

@@ -6,8 +6,9 @@
 //!  3 at the limit       Drain becomes Cancel: workers that come back from a call end the rest
 //!  4 lanes are closed   nobody comes any more: what is still queued, and what a submitter that raced with 1
 //!                       publishes from now on, ends as shut down, by us or by that submitter
-//!  5 closed             every waiter is woken; eventfds stay readable
-//!  6 release            the last to leave, this thread or a worker: unregister in reverse order, close the store
+//!  5 calls that hang    their ops end as shut down, with MORE: see `quarantine`
+//!  6 closed             every waiter is woken; eventfds stay readable; the timer ends
+//!  7 release            the last to leave, this thread or a worker: unregister in reverse order, close the store
 //! ```
 //! Memory is unmapped when its last owner is gone: engine, pairs, clients, workers and slots all hold it. A worker in a
 //! call holds all that the call uses, so nothing of it is freed or unregistered before the call returns.
@@ -15,6 +16,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::Quarantined;
 use crate::engine::{Closing, Engine, Shared};
 use crate::lane::Group;
 use crate::signals::BlockedSignals;
@@ -48,8 +50,11 @@ pub struct ShutdownReport {
     pub completed: u64,
     /// Ops that ended as shut down.
     pub cancelled: u64,
-    /// Ops in store calls that had not returned at the limit. Their memory stays mapped and registered until they do.
+    /// Ops in store calls that had not returned at the limit.
     pub in_flight: u64,
+    /// Those ops: they ended as shut down (or before that, as timed out or cancelled). The
+    /// memory stays mapped and registered until the calls return; of memory that the host wrapped, these spans must stay mapped until then.
+    pub unreleased: Vec<Quarantined>,
     /// The workers that are in those calls, by name.
     pub stuck_workers: Vec<String>,
     /// Pieces of memory that the store did not unregister, with its reason; they are leaked.
@@ -87,8 +92,8 @@ pub(crate) fn shutdown(
         Shutdown::Drain => Closing::Drain,
         Shutdown::Cancel => Closing::Cancel,
     });
-    for lane in &engine.lanes {
-        lane.clients.close();
+    for queue in engine.lanes.iter().flat_map(|lane| &lane.queues) {
+        queue.clients.close();
     }
     engine.groups.iter().for_each(|group| group.wake_all());
     wait_for_workers(engine, limit, |working| working == 0);
@@ -97,7 +102,9 @@ pub(crate) fn shutdown(
     // Who is in no call leaves in a moment, for nothing is queued any more.
     let calls = || engine.groups.iter().map(Group::busy).sum();
     wait_for_workers(engine, LEAVERS, |working| working <= calls());
+    engine.abandon_all();
     engine.set_closed();
+    engine.timer.end();
     for pair in engine.pairs.all() {
         pair.wake_closed(engine);
     }
@@ -122,10 +129,12 @@ pub(crate) fn shutdown(
         std::thread::yield_now();
         stats = engine.stats();
     }
+    let unreleased = engine.quarantined();
     let report = ShutdownReport {
         completed: stats.engine.completed,
         cancelled: stats.lanes.iter().map(|lane| lane.count("shut_down")).sum(),
-        in_flight: stats.engine.in_flight,
+        in_flight: unreleased.len() as u64,
+        unreleased,
         stuck_workers: stuck
             .iter()
             .filter_map(|&w| engine.report.workers.get(w).map(|w| w.name.clone()))
@@ -162,9 +171,11 @@ fn end_rest(engine: &Shared) {
             worker::end_queued(engine, &pair, lane.op);
         }
         // A client that claimed a place before the ring was closed publishes it in a moment.
-        while !lane.clients.is_drained() {
-            if worker::end_queued_clients(engine, lane) == 0 {
-                std::thread::yield_now();
+        for queue in &lane.queues {
+            while !queue.clients.is_drained() {
+                if worker::end_queued_clients(engine, queue) == 0 {
+                    std::thread::yield_now();
+                }
             }
         }
     }

@@ -8,6 +8,7 @@ use crate::lane::{Group, Lane};
 use crate::memory::{Given, Memory, RegistrationFailed};
 use crate::signals::BlockedSignals;
 use crate::store::{Capabilities, RegisterError, Store};
+use crate::timer::Sweeper;
 use crate::worker::{Driver, Worker};
 use crate::{EngineConfig, OpKind, Overlap, Region, RegionReport, affinity, shutdown};
 
@@ -381,6 +382,17 @@ fn spawn(mut shared: Shared, plans: Vec<Plan>) -> Result<Engine, StartError> {
             }
         }
     }
+    let (give_timer, engine) = mpsc::channel::<Arc<Shared>>();
+    let timer = move || {
+        let Ok(engine) = engine.recv() else { return };
+        Sweeper::new().run(&engine);
+    };
+    let name = "mr-timer".to_owned();
+    if failed.is_none()
+        && let Err(error) = std::thread::Builder::new().name(name.clone()).spawn(timer)
+    {
+        failed = Some(StartError::Worker { name, error });
+    }
     drop(blocked);
     drop(said);
     for (index, pinned) in results {
@@ -403,6 +415,7 @@ fn spawn(mut shared: Shared, plans: Vec<Plan>) -> Result<Engine, StartError> {
     }
     let shared = Arc::new(shared);
     *shared.working.lock().unwrap_or_else(|e| e.into_inner()) = (0..engines.len()).collect();
+    let _ = give_timer.send(Arc::clone(&shared));
     for give in engines {
         // The worker waits for it.
         let _ = give.send(Arc::clone(&shared));

@@ -56,6 +56,8 @@ pub struct EngineCounts {
     pub refused: u64,
     /// Accepted ops that have no terminal completion yet, now.
     pub in_flight: u64,
+    /// Ops that have ended while a store call still has them, now: see [`Engine::quarantined`](crate::Engine::quarantined).
+    pub quarantined: u64,
     /// Credits in use now: ops in flight, and those whose last notice is not reaped.
     pub credits_in_use: u64,
     /// Pairs that exist now.
@@ -70,6 +72,7 @@ pub struct EngineCounts {
 pub(crate) struct Intake {
     pub(crate) accepted: u64,
     pub(crate) refused: u64,
+    pub(crate) quarantined: u64,
     pub(crate) credits_in_use: u64,
     pub(crate) pairs: u64,
     pub(crate) clients: u64,
@@ -98,6 +101,7 @@ impl Stats {
             completed,
             refused: intake.refused,
             in_flight: intake.accepted.saturating_sub(completed),
+            quarantined: intake.quarantined,
             credits_in_use: intake.credits_in_use,
             pairs: intake.pairs,
             clients: intake.clients,
@@ -112,7 +116,7 @@ impl Stats {
 
     /// What happened between `earlier` and `self`, two snapshots of one engine.
     ///
-    /// Counts and histograms are differences; what is "now" (`in_flight`, `credits_in_use`, `pairs`, `clients`) is
+    /// Counts and histograms are differences; what is "now" (`in_flight`, `quarantined`, `credits_in_use`, `pairs`, `clients`) is
     /// that of `self`. Were `earlier` the later one, differences would be 0.
     pub fn since(&self, earlier: &Stats) -> Stats {
         let (new, old) = (&self.engine, &earlier.engine);
@@ -128,7 +132,7 @@ impl Stats {
 
     /// As JSON, the form that the tools write:
     /// `{"lanes": {"lookup": .., "retrieve": .., "store": .., "delete": ..}, "engine": {"accepted", "completed",
-    /// "refused", "in_flight"}}`, each lane as in [`LaneStats::to_json`].
+    /// "refused", "in_flight", "quarantined"}}`, each lane as in [`LaneStats::to_json`].
     pub fn to_json(&self) -> Value {
         let lanes: serde_json::Map<_, _> = OpKind::ALL
             .iter()
@@ -141,6 +145,7 @@ impl Stats {
                 "completed": self.engine.completed,
                 "refused": self.engine.refused,
                 "in_flight": self.engine.in_flight,
+                "quarantined": self.engine.quarantined,
             },
         })
     }

@@ -1,9 +1,11 @@
 //! What a caller hands in, and what it gets back.
 
+use std::time::{Duration, Instant};
+
 use moonring_rings::slots::Ticket;
 
 use crate::store::RawResult;
-use crate::{OpError, OpKind, Slot, Span, StoreOutcome};
+use crate::{Class, OpError, OpKind, Slot, Span, StoreOutcome};
 
 /// Where the bytes of an op are.
 #[derive(Debug)]
@@ -31,7 +33,21 @@ pub struct Submission<'k> {
     pub(crate) key: &'k [u8],
     pub(crate) buffer: Buffer,
     pub(crate) user_data: u64,
+    /// In nanoseconds, or one of the two below.
+    pub(crate) timeout: u64,
     pub(crate) flags: u8,
+    pub(crate) class: Class,
+}
+
+/// The op's time is that of its lane.
+pub(crate) const LANE_TIMEOUT: u64 = u64::MAX;
+/// The op has all the time of the world.
+pub(crate) const NO_TIMEOUT: u64 = u64::MAX - 1;
+
+/// A time as nanoseconds: what is more than 500 years is none.
+pub(crate) fn timeout_ns(timeout: Option<Duration>) -> u64 {
+    let ns = timeout.and_then(|timeout| u64::try_from(timeout.as_nanos()).ok());
+    ns.map_or(NO_TIMEOUT, |ns| ns.min(NO_TIMEOUT))
 }
 
 impl<'k> Submission<'k> {
@@ -41,7 +57,9 @@ impl<'k> Submission<'k> {
             key: key.as_ref(),
             buffer,
             user_data: 0,
+            timeout: LANE_TIMEOUT,
             flags: 0,
+            class: Class::default(),
         }
     }
 
@@ -116,6 +134,22 @@ impl<'k> Submission<'k> {
         self
     }
 
+    /// How long the op may take from its submission on, in place of its lane's `timeout_ms`; `None`: as long as it takes.
+    ///
+    /// An op whose time is up before a store call took it ends as [`OpError::TimedOut`] (never started), and no call is made for it.
+    /// One that a call has taken ends at that moment too (in progress), with [`more`](Completion::more): its bytes belong to
+    /// the engine until the call has returned, which a release notice tells.
+    pub fn timeout(mut self, timeout: Option<Duration>) -> Self {
+        self.timeout = timeout_ns(timeout);
+        self
+    }
+
+    /// [`timeout`](Self::timeout), by the time at which it is up. Reads the clock.
+    pub fn deadline(self, deadline: Instant) -> Self {
+        let left = deadline.saturating_duration_since(Instant::now());
+        self.timeout(Some(left))
+    }
+
     /// For a delete: remove the object even if it is leased. Without effect on other ops.
     pub fn force(mut self) -> Self {
         if self.op == OpKind::Delete {
@@ -130,6 +164,17 @@ impl<'k> Submission<'k> {
         if self.op == OpKind::Retrieve {
             self.flags |= crate::inflight::EXACT;
         }
+        self
+    }
+
+    /// The op can wait: [`Class::Background`].
+    pub fn background(self) -> Self {
+        self.class(Class::Background)
+    }
+
+    /// How urgent the op is. [`Class::Foreground`] by default.
+    pub fn class(mut self, class: Class) -> Self {
+        self.class = class;
         self
     }
 
@@ -200,6 +245,8 @@ pub struct Completion {
     pub slot: Option<Slot>,
     /// A release notice follows; until then the op's bytes belong to the engine.
     pub more: bool,
+    /// This is that notice: the op ended before, with the same `result`, and its bytes are the caller's again.
+    pub release: bool,
 }
 
 impl Completion {

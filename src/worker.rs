@@ -4,6 +4,16 @@
 //! A worker of the shared pool goes through [`TURNS`], one step per take: lookups every other time, each kind at
 //! least once in eight. A kind with nothing to do passes its turn on.
 //!
+//! # Which class first
+//! A take fills its batch from the foreground's queue, then from the background's with what is left of the bounds: a call may
+//! hold ops of both. Of eight takes of a lane at which background waits, one has it the other way round.
+//!
+//! The lane counts those takes, for all its workers together. If each worker counted its own, a lane of n workers could pass
+//! background over 7 n times in a row, and a worker that comes by seldom (deletes, in a pool) would bring it its turn
+//! hardly ever. One count makes it 1 in 8 whoever comes, and foreground gives way no more often than that. It costs a
+//! read-modify-write where background waits; where none does, a take looks at its ready bits, and that is all.
+//! A turn that finds a ring's token taken passes that ring over, as every take does: its holder is just looking into it.
+//!
 //! # How much
 //! Up to `max_batch` ops and `max_batch_bytes` bytes, from as many sources as it takes, beginning one
 //! further each time. While another worker of the group is idle, no more than `share_bytes`, so that large
@@ -14,16 +24,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use moonring_rings::park::publish_fence;
+use moonring_rings::slots::{Ticket, Why};
 
 use crate::batch::{Batch, Bounds};
 use crate::engine::{Closing, Shared};
 use crate::inflight::OpTable;
-use crate::lane::{CLIENTS, Group, Lane};
+use crate::lane::{CLIENTS, Group, Lane, Queue};
 use crate::pair::PairShared;
 use crate::pairs::Snapshot;
+use crate::quarantine::Submitter;
 use crate::stats::WorkerRecorder;
+use crate::timer::Sweeper;
 use crate::waker::OpWaker;
-use crate::{OpError, OpKind};
+use crate::{Class, OpError, OpKind};
 
 /// The order of takes in a pool that serves several kinds: 4 in 8 lookups, 2 retrieves, 1 store, 1 delete.
 const TURNS: [OpKind; 8] = {
@@ -78,8 +91,8 @@ pub(crate) struct Worker {
     stats: Arc<WorkerRecorder>,
     pairs: Snapshot,
     turn: usize,
-    /// Where to begin among the sources of each lane.
-    first_source: [usize; 4],
+    /// Where to begin among the sources of each lane's queues.
+    first_source: [[usize; 2]; 4],
     batch: Batch,
     batch_op: OpKind,
     /// The lane of `batch_op` counts this worker as a holder.
@@ -107,6 +120,7 @@ impl Drop for Worker {
             self.batch.fail_all(OpError::StorePanicked);
             let stats = Arc::clone(&self.stats);
             let op = self.batch_op;
+            self.end(&engine);
             self.batch
                 .record(op, &engine.clock, stats.lane(op), engine.clock.raw());
             self.complete(&engine);
@@ -132,7 +146,7 @@ impl Worker {
             wakers: Vec::with_capacity(max_batch),
             pairs: Snapshot::default(),
             turn: number,
-            first_source: [0; 4],
+            first_source: [[0; 2]; 4],
             engine,
             group,
             number,
@@ -190,7 +204,9 @@ impl Worker {
 
     /// Fills the batch from one lane, and holds the lane if there was something.
     fn take_lane(&mut self, lane: &Lane, engine: &Shared, group: &Group) -> Option<OpKind> {
-        if !lane.is_ready() || !lane.try_hold() {
+        let foreground = lane.queue(Class::Foreground);
+        let waits = lane.queue(Class::Background).is_ready();
+        if !(waits || foreground.is_ready()) || !lane.try_hold() {
             return None;
         }
         self.holds = true;
@@ -203,36 +219,17 @@ impl Worker {
                 false => config.max_batch_bytes,
             },
         };
-        // Once round all sources, from `first` on; so its word comes twice.
-        let first = self.first_source[lane.op.index()];
-        let mut passed_over = None;
-        let words = lane.words();
-        let mut word = first / 64;
-        'round: for nth in 0..=words {
-            let mut bits = lane.ready_word(word);
-            match nth {
-                0 => bits &= !0 << (first % 64),
-                n if n == words => bits &= !(!0 << (first % 64)),
-                _ => {}
-            }
-            while bits != 0 {
-                let source = word * 64 + bits.trailing_zeros() as usize;
-                bits &= bits - 1;
-                if !self.take_source(lane, engine, source, bounds) {
-                    passed_over.get_or_insert(source);
-                }
-                if self.batch.is_full(bounds) {
-                    // Others come first next time.
-                    self.first_source[lane.op.index()] = (source + 1) % (words * 64);
-                    break 'round;
-                }
-            }
-            word = if word + 1 == words { 0 } else { word + 1 };
+        let backgrounds_turn = waits && lane.is_backgrounds_turn();
+        if backgrounds_turn {
+            self.fill_background(lane, engine, bounds);
         }
-        if let Some(source) = passed_over {
-            // It comes first next time, where its first op fits however large it is. Without this, smaller ops of those
-            // before it could keep it waiting for ever.
-            self.first_source[lane.op.index()] = source;
+        if !(backgrounds_turn && self.batch.is_full(bounds)) {
+            self.fill(lane, Class::Foreground, engine, bounds);
+        }
+        // Foreground that another worker is just looking at comes before background: in a moment.
+        let hidden = || self.batch.is_empty() && foreground.is_ready();
+        if waits && !backgrounds_turn && !self.batch.is_full(bounds) && !hidden() {
+            self.fill_background(lane, engine, bounds);
         }
         if self.batch.is_empty() {
             self.holds = false;
@@ -242,21 +239,69 @@ impl Worker {
         Some(lane.op)
     }
 
+    /// A copy of its own, so that the foreground's is made for that class alone.
+    #[inline(never)]
+    fn fill_background(&mut self, lane: &Lane, engine: &Shared, bounds: Bounds) {
+        self.fill(lane, Class::Background, engine, bounds);
+    }
+
+    /// Fills what is left of the batch from one queue: once round all its sources.
+    #[inline(always)]
+    fn fill(&mut self, lane: &Lane, class: Class, engine: &Shared, bounds: Bounds) {
+        let queue = lane.queue(class);
+        // From `first` on; so its word comes twice.
+        let first = self.first_source[lane.op.index()][class.index()];
+        let mut passed_over = None;
+        let mut next = None;
+        let words = queue.words();
+        let mut word = first / 64;
+        'round: for nth in 0..words + 1 {
+            let mut bits = queue.ready_word(word);
+            match nth {
+                0 => bits &= !0 << (first % 64),
+                n if n == words => bits &= !(!0 << (first % 64)),
+                _ => {}
+            }
+            while bits != 0 {
+                let source = word * 64 + bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                if !self.take_source(lane.op, class, queue, engine, source, bounds) {
+                    passed_over.get_or_insert(source);
+                }
+                if self.batch.is_full(bounds) {
+                    // Others come first next time.
+                    next = Some((source + 1) % (words * 64));
+                    break 'round;
+                }
+            }
+            word = if word + 1 == words { 0 } else { word + 1 };
+        }
+        // Who was passed over comes first, and fits into the next batch that begins with this queue, however large its first
+        // op is. Without this, smaller ops of those before it could keep it waiting for ever.
+        if let Some(source) = passed_over.or(next) {
+            self.first_source[lane.op.index()][class.index()] = source;
+        }
+    }
+
     /// Takes from one source, within what is left of the bounds. False where it has ops and not even the first fits.
-    fn take_source(&mut self, lane: &Lane, engine: &Shared, source: usize, bounds: Bounds) -> bool {
+    #[inline(always)]
+    fn take_source(
+        &mut self,
+        op: OpKind,
+        class: Class,
+        queue: &Queue,
+        engine: &Shared,
+        source: usize,
+        bounds: Bounds,
+    ) -> bool {
         let max = bounds.ops - self.batch.len();
-        let has_bytes = matches!(lane.op, OpKind::Retrieve | OpKind::Store);
+        let has_bytes = matches!(op, OpKind::Retrieve | OpKind::Store);
         // One op always fits into an empty batch, however large it is.
         let room = bounds.bytes.saturating_sub(self.batch.bytes());
         let alone = self.batch.is_empty();
         let fits = |table: &OpTable, word: u64, i: usize, used: &mut usize| {
             // SAFETY: `buf_len` is atomic; a later op's length only makes a wrong guess, which the ring then rejects.
-            let len = unsafe {
-                let d = table
-                    .ops()
-                    .peek(moonring_rings::slots::Ticket::from_word(word).index());
-                (*d).len()
-            };
+            let len = unsafe { table.peek_len(Ticket::from_word(word).index()) };
             if i == 0 {
                 *used = 0;
             }
@@ -265,27 +310,30 @@ impl Worker {
         };
         let mut used = 0;
         if source == CLIENTS {
-            lane.clear_ready(source);
+            queue.clear_ready(source);
             let table = &engine.clients.table;
-            lane.clients.take_while(&mut self.words, |i, word| {
+            queue.clients.take_while(&mut self.words, |i, word| {
                 i < max && (!has_bytes || fits(table, word, i, &mut used))
             });
-            let left = lane.clients.has_ready();
+            let left = queue.clients.has_ready();
             if left {
-                lane.mark_ready(source);
+                queue.mark_ready(source);
             }
-            self.batch.admit(source, table, &self.words);
+            self.batch.admit(source, table, &self.words, &engine.clock);
+            while let Some(late) = self.batch.take_late() {
+                engine.expire(Submitter::Clients, late.ticket, &mut self.wakers);
+            }
             return !left || !self.words.is_empty();
         }
         let Some(pair) = self.pairs.taken(source) else {
             // A bit that was set when its ring had been drained already, and whose pair is gone; or a new pair's.
-            lane.clear_ready(source);
+            queue.clear_ready(source);
             if self.pairs.is_stale(&engine.pairs) {
-                lane.mark_ready(source); // The next round has a new copy.
+                queue.mark_ready(source); // The next round has a new copy.
             }
             return true;
         };
-        let ring = pair.ring(lane.op);
+        let ring = pair.ring(op, class);
         let Some(mut taker) = ring.try_lock() else {
             // Another worker is copying tickets out; it sets the bit again if it leaves some.
             std::hint::spin_loop();
@@ -293,12 +341,12 @@ impl Worker {
         };
         #[cfg(test)]
         tests::run_hook();
-        lane.clear_ready(source);
+        queue.clear_ready(source);
         if self.pairs.is_stale(&engine.pairs) {
             // Looked at after the bit was cleared: it may be that of a pair which has taken this one's place, and which
             // need not set it again.
             drop(taker);
-            lane.mark_ready(source);
+            queue.mark_ready(source);
             return true;
         }
         let n = match has_bytes {
@@ -315,9 +363,13 @@ impl Worker {
         let left = taker.available() > 0;
         drop(taker);
         if left {
-            lane.mark_ready(source);
+            queue.mark_ready(source);
         }
-        self.batch.admit(source, &pair.table, &self.words);
+        self.batch
+            .admit(source, &pair.table, &self.words, &engine.clock);
+        while let Some(late) = self.batch.take_late() {
+            engine.expire(Submitter::Pair(pair), late.ticket, &mut self.wakers);
+        }
         !left || !self.words.is_empty()
     }
 
@@ -328,13 +380,14 @@ impl Worker {
         if group.needs_wake() && engine.has_work(group) {
             group.wake_one();
         }
-        let stats = self.stats.lane(op);
         let now = if engine.closing() == Closing::Cancel {
             self.batch.fail_all(OpError::ShutDown);
             engine.clock.raw()
         } else {
             group.enter_call();
-            let now = self.batch.execute(op, &*engine.store, &engine.clock, stats);
+            let now = self
+                .batch
+                .execute(op, &*engine.store, &engine.clock, self.stats.lane(op));
             group.leave_call();
             now
         };
@@ -342,12 +395,23 @@ impl Worker {
         lane.release();
         #[cfg(test)]
         tests::die_if_told(engine);
-        self.batch.record(op, &engine.clock, stats, now);
+        self.end(engine);
+        self.batch
+            .record(op, &engine.clock, self.stats.lane(op), now);
         self.complete(engine);
     }
 
-    fn complete(&mut self, engine: &Shared) {
+    /// Claims the ends of the batch's ops.
+    fn end(&mut self, engine: &Shared) {
+        let pairs = &self.pairs;
+        self.batch.end(|source| match pairs.taken(source) {
+            Some(pair) => &pair.table,
+            None => &engine.clients.table,
+        });
         self.completing = true;
+    }
+
+    fn complete(&mut self, engine: &Shared) {
         for &run in self.batch.runs() {
             let ends = self.batch.ends(run);
             match self.pairs.taken(run.source) {
@@ -356,6 +420,12 @@ impl Worker {
                 // SAFETY: as above; source 0 is the clients'.
                 None => unsafe { engine.clients.complete(ends, &mut self.wakers) },
             }
+        }
+        while let Some(op) = self.batch.take_abandoned() {
+            let from = self.pairs.taken(op.source);
+            let from = from.map_or(Submitter::Clients, Submitter::Pair);
+            // SAFETY: the batch claimed the op and has found that it was abandoned.
+            unsafe { engine.release_op(from, op.ticket, &mut self.wakers) };
         }
         publish_fence();
         for run in self.batch.runs() {
@@ -375,7 +445,7 @@ impl Worker {
         group.ops.iter().all(|op| {
             let lane = &engine.lanes[op.index()];
             // A closed lane's rest is ended by others: its ready bits mean nothing any more.
-            lane.is_closed() || (lane.clients.is_drained() && !lane.is_ready())
+            lane.is_closed() || (lane.is_drained() && !lane.is_ready())
         })
     }
 
@@ -428,11 +498,18 @@ impl Worker {
 }
 
 /// The only worker of a group, driven by hand: see [`EngineBuilder::start_by_hand`](crate::EngineBuilder::start_by_hand).
-pub struct Driver(Worker);
+pub struct Driver(Worker, Sweeper);
 
 impl Driver {
     pub(crate) fn new(worker: Worker) -> Self {
-        Self(worker)
+        Self(worker, Sweeper::new())
+    }
+
+    /// Ends the ops whose time is up, as the timer does that such an engine has not.
+    pub fn expire(&mut self) {
+        let engine = Arc::clone(&self.0.engine);
+        let _inside = Inside::enter(&engine);
+        self.1.look(&engine);
     }
 
     /// Does one round of a worker on this thread: takes one batch, if there is work, executes and completes it.
@@ -452,11 +529,17 @@ impl std::fmt::Debug for Driver {
     }
 }
 
-/// Ends what is queued in a pair's ring without a store call, when no worker will come. Returns how many.
+/// Ends what a pair has queued of one kind without a store call, when no worker will come. Returns how many.
 pub(crate) fn end_queued(engine: &Shared, pair: &PairShared, op: OpKind) -> usize {
+    let ended = Class::ALL.map(|class| end_ring(engine, pair, op, class));
+    ended.iter().sum()
+}
+
+fn end_ring(engine: &Shared, pair: &PairShared, op: OpKind, class: Class) -> usize {
     let mut ended = 0;
+    let mut wakers = Vec::new(); // A pair's ops have none.
     loop {
-        let Some(mut taker) = pair.ring(op).try_lock() else {
+        let Some(mut taker) = pair.ring(op, class).try_lock() else {
             // Somebody else is ending them.
             std::thread::yield_now();
             continue;
@@ -465,11 +548,10 @@ pub(crate) fn end_queued(engine: &Shared, pair: &PairShared, op: OpKind) -> usiz
             return ended;
         };
         drop(taker);
-        let ticket = moonring_rings::slots::Ticket::from_word(word);
-        if pair.table.ops().claim(ticket) {
-            engine.count_ended(op);
-            // SAFETY: just claimed.
-            unsafe { pair.complete(std::iter::once((ticket, Err(OpError::ShutDown)))) };
+        let (from, ticket) = (Submitter::Pair(pair), Ticket::from_word(word));
+        // No worker comes, so none has it.
+        let done = engine.abandon(from, ticket, Why::ShutDown, false, &mut wakers);
+        if done.is_some() {
             publish_fence();
             pair.notify(engine);
             ended += 1;
@@ -477,19 +559,14 @@ pub(crate) fn end_queued(engine: &Shared, pair: &PairShared, op: OpKind) -> usiz
     }
 }
 
-/// The same for the clients' ring of a lane.
-pub(crate) fn end_queued_clients(engine: &Shared, lane: &Lane) -> usize {
+/// The same for a clients' ring.
+pub(crate) fn end_queued_clients(engine: &Shared, queue: &Queue) -> usize {
     let mut wakers = Vec::new();
     let mut ended = 0;
-    while let Some(word) = lane.clients.pop() {
-        let ticket = moonring_rings::slots::Ticket::from_word(word);
-        if engine.clients.table.ops().claim(ticket) {
-            engine.count_ended(lane.op);
-            let end = std::iter::once((ticket, Err(OpError::ShutDown)));
-            // SAFETY: just claimed.
-            unsafe { engine.clients.complete(end, &mut wakers) };
-            ended += 1;
-        }
+    while let Some(word) = queue.clients.pop() {
+        let (from, ticket) = (Submitter::Clients, Ticket::from_word(word));
+        let done = engine.abandon(from, ticket, Why::ShutDown, false, &mut wakers);
+        ended += usize::from(done.is_some());
     }
     for waker in wakers {
         waker.wake();

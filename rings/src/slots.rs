@@ -6,33 +6,51 @@
 //! below compares the generation and the phase in the same atomic step that changes them.
 //!
 //! ```text
-//!                 queue                claim                 finish
-//!        FREE ───────────▶ QUEUED ───────────────▶ RUNNING ────────────▶ DONE ─┐
-//!          ▲    owner          │      worker          │      worker        ▲   │
-//!          │                   │                      │                    │   │
-//!          │                   └ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─│─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ┤   │
-//!          │                     deadline, cancel     │                    │   │
-//!          │                                          │  finish: release   │   │
-//!          │                                          ▼  notice            │   │
-//!          │                                       OVERDUE ─ ─ ─ ─ ─ ─ ─ ─ ┘   │
-//!          │                                 deadline, cancel: terminal        │
-//!          │                                 notice with MORE                  │
-//!          └───────────────────────────────────────────────────────────────────┘
-//!                      reap (owner), or finish of a detached op (worker)
+//!          queue             claim               end                 finish
+//!  FREE ─────────▶ QUEUED ─────────▶ RUNNING ─────────▶ ENDING ─────────────▶ DONE
+//!   ▲     owner       │      worker     │      worker            worker        │
+//!   │                 │                 │                                      │
+//!   │                 │ abandon:        │ abandon: deadline, cancel, shutdown  │
+//!   │                 │ never started   ▼                                      │
+//!   │                 │              OVERDUE ─────────▶ RELEASING ───────▶ RELEASED
+//!   │                 │                 │      end                 finish      │
+//!   │                 ▼                 │                                      │
+//!   │               DONE                │ the terminal notice is out, with     │
+//!   │                 │                 │ MORE; the bytes are still in use     │
+//!   └─────────────────┴─────────────────┴──────────────────────────────────────┘
+//!      reap (owner), or finish of a detached op (who finishes it)
 //! ```
 //!
-//! Dashed steps are not in this version; the word has room for their phases. Who may touch what:
+//! Each arrow is one atomic step on the op's word, so of all that race for an op (a worker, a deadline, a cancel, a
+//! shutdown) one wins each step, and the others see that they lost. `end` is the worker's claim of the op's end: it
+//! comes before the op is counted and its result told. An op that was abandoned before says in its word why, see [`Why`];
+//! that reason is its result, whatever the call brings.
+//!
+//! | step | by | loses to |
+//! | --- | --- | --- |
+//! | `claim` | worker | `abandon` of a queued op: its ring entry is a tombstone |
+//! | `abandon` | timer, canceller, shutdown | `claim` (a queued op becomes a running one), `end` |
+//! | `end` | worker that claimed | `abandon` of a running op: the op is released, not ended |
+//! | `finish` | worker that ended | nobody |
+//!
+//! Who may touch what:
 //!
 //! | phase | descriptor | waker cell |
 //! | --- | --- | --- |
 //! | FREE | the owner | the owner |
 //! | QUEUED | nobody writes | the owner while the WAKER flag is off |
-//! | RUNNING | the worker that claimed | the owner while the WAKER flag is off |
-//! | DONE | the owner | the worker until it clears the WAKER flag, then the owner |
+//! | RUNNING, ENDING | the worker that claimed | the owner while the WAKER flag is off |
+//! | OVERDUE, RELEASING | the worker that claimed | who abandoned it until it clears the WAKER flag, then the owner |
+//! | DONE, RELEASED | the owner | who ended it until it clears the WAKER flag, then the owner |
 //!
-//! The owner is the pair's thread, the future, or, once DETACHED is set, the worker that finishes. DONE with the WAKER
-//! flag still set is the moment in which a worker takes the waker: the result can be read, but the entry can't be used
-//! again yet. [`Table::reap`] tells; it leaves the entry to that worker then, and nobody waits.
+//! The owner is the pair's thread, the future, or, once DETACHED is set, who finishes. DONE with the WAKER
+//! flag still set is the moment in which its waker is taken: the result can be read, but the entry can't be used
+//! again yet. [`Table::reap`] tells; it leaves the entry to the one who takes the waker then, and nobody waits.
+//!
+//! A pair's ops have no wakers, and a completion ring tells their end: for them `end` is the last step.
+//!
+//! Who abandons a running op must be off its waker cell before the worker that claimed it calls `finish`: the engine does both
+//! under the lock of its quarantine.
 
 use core::fmt;
 
@@ -87,16 +105,50 @@ impl fmt::Debug for Ticket {
     }
 }
 
-// The state word: generation, flags, phase.
+// The state word: generation, reason, flags, phase. `end` and `finish` add 1.
 const PHASE: u64 = 0b111;
 const QUEUED: u64 = 1;
 const RUNNING: u64 = 2;
-const DONE: u64 = 3;
-/// A waker lies in the cell; who finishes takes it, and clears the flag when it is off the cell.
+const ENDING: u64 = 3;
+const DONE: u64 = 4;
+const OVERDUE: u64 = 5;
+const RELEASING: u64 = 6;
+const RELEASED: u64 = 7;
+/// A waker lies in the cell; who tells the end takes it, and clears the flag when it is off the cell.
 const WAKER: u64 = 1 << 3;
 /// The owner is gone; who finishes recycles the entry.
 const DETACHED: u64 = 1 << 4;
+/// A [`Why`], of an op that was abandoned.
+const WHY_SHIFT: u32 = 5;
+const WHY: u64 = 0b11 << WHY_SHIFT;
 const GENERATION_SHIFT: u32 = 8;
+
+/// Why an op was abandoned before its call returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Why {
+    /// Its deadline passed.
+    Deadline = 1,
+    /// Its owner cancelled it.
+    Cancel = 2,
+    /// The engine is shut down.
+    ShutDown = 3,
+}
+
+impl Why {
+    fn of(word: u64) -> Option<Self> {
+        match (word & WHY) >> WHY_SHIFT {
+            0 => None,
+            1 => Some(Why::Deadline),
+            2 => Some(Why::Cancel),
+            _ => Some(Why::ShutDown),
+        }
+    }
+
+    fn bits(self) -> u64 {
+        (self as u64) << WHY_SHIFT
+    }
+}
 
 #[inline(always)]
 fn word(ticket: Ticket, low: u64) -> u64 {
@@ -122,19 +174,56 @@ unsafe impl<D: Send, W: Send> Send for Table<D, W> {}
 // SAFETY: as above. A `&D` is shared between threads only as `Table::peek` says, whose caller vouches for it.
 unsafe impl<D: Send, W: Send> Sync for Table<D, W> {}
 
-/// What a worker must do after [`Table::finish`].
+/// What is to be done after an op's end was told.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Finished<W> {
     /// The owner will see it by itself.
     Quiet,
     /// Wake the owner.
     Wake(W),
-    /// The owner is gone: the entry is the worker's, to recycle. A waker comes along where the owner saw the op done
-    /// while the worker was taking it; it needs no wake any more.
+    /// The owner is gone: the entry is the caller's, to recycle. A waker comes along where the owner saw the op done
+    /// while it was being taken; it needs no wake any more.
     Detached(Option<W>),
 }
 
-/// The op is done already: its entry is the owner's.
+/// What [`Table::end`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The caller's result is the op's.
+    InTime,
+    /// The op was abandoned, and that was told with MORE: its release is to be told now.
+    Abandoned,
+}
+
+/// What [`Table::abandon`] did.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Abandoned<W> {
+    /// The op was queued and is done: no store call has taken it, and none will.
+    NeverStarted(Finished<W>),
+    /// A store call has it: its owner is told now, its release follows. A waker is to be woken.
+    Running(Option<W>),
+}
+
+/// How far an op is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// No worker has taken it.
+    Queued,
+    /// A worker has it.
+    Running,
+    /// Its owner can take its result: the call's (`None`), or that it was abandoned, and whether a store call had taken it by then.
+    /// `more`: that call has not returned.
+    Ended {
+        /// Why it was abandoned, and whether a store call had taken it.
+        why: Option<(Why, bool)>,
+        /// A store call may still use its bytes.
+        more: bool,
+    },
+    /// Another use of the entry, or none.
+    Gone,
+}
+
+/// The op has ended already: its result can be taken.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Done;
 
@@ -238,65 +327,181 @@ impl<D, W> Table<D, W> {
         true
     }
 
-    /// RUNNING → DONE, after the result was written where the owner looks for it.
+    /// RUNNING → ENDING, or OVERDUE → RELEASING: from now on nobody else ends the op. One step, for whoever has come first.
     ///
     /// # Safety
-    /// The caller must have claimed this ticket and not finished it.
+    /// The caller must have claimed this ticket and not ended it.
+    #[inline]
+    pub unsafe fn end(&self, ticket: Ticket) -> Ended {
+        // SAFETY: the caller has claimed the ticket in this table.
+        let state = unsafe { self.state(ticket) };
+        // Acquire pairs with the AcqRel in `abandon`: who abandoned the op was done with the descriptor.
+        let before = state.fetch_add(1, Ordering::Acquire);
+        debug_assert!(matches!(before & PHASE, RUNNING | OVERDUE));
+        match before & PHASE {
+            RUNNING => Ended::InTime,
+            _ => Ended::Abandoned,
+        }
+    }
+
+    /// ENDING → DONE, after the result was written where the owner looks for it; or RELEASING → RELEASED.
+    ///
+    /// # Safety
+    /// The caller must have ended this ticket and not finished it; who abandoned the op must be through with
+    /// [`abandon`](Table::abandon).
     #[inline]
     pub unsafe fn finish(&self, ticket: Ticket) -> Finished<W> {
         // SAFETY: the caller has claimed the ticket in this table.
         let state = unsafe { self.state(ticket) };
-        // One read-modify-write turns RUNNING into DONE and leaves flags and generation alone. Release pairs with the
-        // Acquire loads in `is_done`, `register` and `detach`: the result is written. Acquire pairs with the
-        // Release in `register` and `detach`: waker and leftovers of the owner are there.
-        let before = state.fetch_add(DONE - RUNNING, Ordering::AcqRel);
-        debug_assert_eq!(before & PHASE, RUNNING);
+        // Leaves flags, reason and generation alone. Release pairs with the Acquire loads in `progress`, `register` and
+        // `detach`: the result is written. Acquire pairs with the Release in `register` and `detach`: waker and
+        // leftovers of the owner are there.
+        let before = state.fetch_add(1, Ordering::AcqRel);
+        debug_assert!(matches!(before & PHASE, ENDING | RELEASING));
+        // SAFETY: this step ended the op with these flags.
+        unsafe { self.tell(ticket, before) }
+    }
+
+    /// What follows the step that ended an op, whose word was `before`.
+    ///
+    /// # Safety
+    /// The caller must have made that step.
+    #[inline]
+    unsafe fn tell(&self, ticket: Ticket, before: u64) -> Finished<W> {
         if before & (WAKER | DETACHED) == 0 {
             return Finished::Quiet;
         }
         if before & DETACHED != 0 {
             return Finished::Detached(None);
         }
-        // SAFETY: the WAKER flag was set in the step that ended the op, so the cell is ours until we clear it: the owner
-        // sees DONE in `register` and `detach` and keeps off, and `reap` doesn't let it use the entry again.
-        let waker = self.wakers[ticket.index() as usize].with_mut(|w| unsafe { (*w).take() });
-        // Release pairs with the Acquire in `reap`: we are off the cell. Acquire pairs with the Release in `reap`: the
-        // owner is off the descriptor.
-        let before = state.fetch_and(!WAKER, Ordering::AcqRel);
+        // SAFETY: the WAKER flag was set in the step that ended the op.
+        let (waker, before) = unsafe { self.take_waker(ticket) };
         if before & DETACHED != 0 {
             return Finished::Detached(waker);
         }
         waker.map_or(Finished::Quiet, Finished::Wake)
     }
 
-    /// Whether the op is done. Acquire pairs with the Release in `finish`: the result can be read.
+    /// Takes the waker, then clears the flag; the word before that comes along.
+    ///
+    /// # Safety
+    /// The WAKER flag must have been set in the step by which the caller ended or abandoned the op: the cell is the caller's until the
+    /// flag is cleared. The owner sees the end in `register` and `detach` and keeps off, and `reap` doesn't let it
+    /// use the entry again.
+    unsafe fn take_waker(&self, ticket: Ticket) -> (Option<W>, u64) {
+        // SAFETY: as for this function.
+        let waker = self.wakers[ticket.index() as usize].with_mut(|w| unsafe { (*w).take() });
+        // SAFETY: the ticket is of this table.
+        let state = unsafe { self.state(ticket) };
+        // Release pairs with the Acquire in `reap`: we are off the cell. Acquire pairs with the Release in `reap`: the
+        // owner is off the descriptor.
+        (waker, state.fetch_and(!WAKER, Ordering::AcqRel))
+    }
+
+    /// QUEUED → DONE, or RUNNING → OVERDUE, with the reason. `None` where the op has ended, or never was in this table;
+    /// also a running one unless `running`.
+    ///
+    pub fn abandon(&self, ticket: Ticket, why: Why, running: bool) -> Option<Abandoned<W>> {
+        let Entry { state, .. } = self.entries.get(ticket.index() as usize)?;
+        let mut now = state.load(Ordering::Relaxed);
+        loop {
+            if now >> GENERATION_SHIFT != ticket.generation() {
+                return None;
+            }
+            let next = match now & PHASE {
+                QUEUED => now ^ QUEUED ^ DONE | why.bits(),
+                RUNNING if running => now ^ RUNNING ^ OVERDUE | why.bits(),
+                _ => return None,
+            };
+            // Release pairs with the Acquire in `progress`, `register` and `detach`, and with that in `end`. Acquire pairs
+            // with the Release in `register` and `detach`, as in `finish`.
+            match state.compare_exchange_weak(now, next, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => break,
+                Err(other) => now = other,
+            }
+        }
+        if now & PHASE == QUEUED {
+            // SAFETY: our step ended the op.
+            return Some(Abandoned::NeverStarted(unsafe { self.tell(ticket, now) }));
+        }
+        let mut waker = None;
+        if now & (WAKER | DETACHED) == WAKER {
+            // SAFETY: our step abandoned the op with the flag set. Who detaches it now leaves it to the worker's `finish`.
+            (waker, _) = unsafe { self.take_waker(ticket) };
+        }
+        Some(Abandoned::Running(waker))
+    }
+
+    /// How far the op is. Acquire pairs with the Release in `finish` and `abandon`: the result can be read.
+    #[inline]
+    pub fn progress(&self, ticket: Ticket) -> Progress {
+        let Some(Entry { state, .. }) = self.entries.get(ticket.index() as usize) else {
+            return Progress::Gone;
+        };
+        let now = state.load(Ordering::Acquire);
+        if now >> GENERATION_SHIFT != ticket.generation() {
+            return Progress::Gone;
+        }
+        match now & PHASE {
+            QUEUED => Progress::Queued,
+            RUNNING | ENDING => Progress::Running,
+            DONE => Progress::Ended {
+                why: Why::of(now).map(|why| (why, false)),
+                more: false,
+            },
+            phase => Progress::Ended {
+                why: Why::of(now).map(|why| (why, true)),
+                more: phase != RELEASED,
+            },
+        }
+    }
+
+    /// The ticket of the entry's op, if it is queued or running.
+    ///
+    /// # Safety
+    /// The index must be below the depth.
+    #[inline]
+    pub unsafe fn pending(&self, index: u32) -> Option<(Ticket, bool)> {
+        // SAFETY: the caller vouches for the index.
+        let now = unsafe { self.entry(index) }.state.load(Ordering::Acquire);
+        let ticket = Ticket::new(index, now >> GENERATION_SHIFT);
+        match now & PHASE {
+            QUEUED => Some((ticket, false)),
+            RUNNING => Some((ticket, true)),
+            _ => None,
+        }
+    }
+
+    /// Whether the op has ended. Acquire pairs with the Release in `finish` and `abandon`: the result can be read.
     #[inline]
     pub fn is_done(&self, ticket: Ticket) -> bool {
         self.entries
             .get(ticket.index() as usize)
             .is_some_and(|entry| {
                 let now = entry.state.load(Ordering::Acquire);
-                now & PHASE == DONE && now >> GENERATION_SHIFT == ticket.generation()
+                now & PHASE >= DONE && now >> GENERATION_SHIFT == ticket.generation()
             })
     }
 
-    /// DONE → FREE, after the owner has read the result. True: the entry is the caller's, to recycle. False: the worker
-    /// is still taking the waker that it found, and recycles the entry ([`Finished::Detached`]).
+    /// DONE or RELEASED → FREE, after the owner has read the result. True: the entry is the caller's, to recycle. False:
+    /// somebody is still taking the waker that it found, or a store call still has the op's bytes; who is through with that
+    /// recycles the entry ([`Finished::Detached`]).
     ///
-    /// Where no waker was ever registered with the op, the answer is always true and need not be asked for.
+    /// Where no waker was ever registered with the op, and it was never abandoned, the answer is always true and need not be asked for.
     ///
     /// # Safety
-    /// The caller must be the owner of this ticket's op and have seen it done, and not use it after `false`.
+    /// The caller must be the owner of this ticket's op and have seen its end, and not use it after `false`.
     #[inline]
     pub unsafe fn reap(&self, ticket: Ticket) -> bool {
         // SAFETY: the ticket is of this table.
         let state = unsafe { self.state(ticket) };
-        // Acquire pairs with the Release with which `finish` clears the flag: the worker is off the waker cell.
-        if state.load(Ordering::Acquire) & WAKER == 0 {
+        let free = |word: u64| word & WAKER == 0 && !matches!(word & PHASE, OVERDUE | RELEASING);
+        // Acquire pairs with the Release with which `take_waker` clears the flag, and with that of `finish`: others are off the entry.
+        if free(state.load(Ordering::Acquire)) {
             return true;
         }
-        // Release pairs with the Acquire in that step: our last access to the descriptor is over.
-        state.fetch_or(DETACHED, Ordering::AcqRel) & WAKER == 0
+        // Release pairs with the Acquire in those steps: our last access to the descriptor is over.
+        free(state.fetch_or(DETACHED, Ordering::AcqRel))
     }
 
     /// Clears the WAKER flag, so that the cell is the owner's. `Err` where the op is done.
@@ -308,7 +513,7 @@ impl<D, W> Table<D, W> {
         let state = unsafe { self.state(ticket) };
         let mut now = state.load(Ordering::Acquire);
         loop {
-            if now & PHASE == DONE {
+            if now & PHASE >= DONE {
                 return Err(Done);
             }
             if now & WAKER == 0 {
@@ -335,7 +540,7 @@ impl<D, W> Table<D, W> {
         let state = unsafe { self.state(ticket) };
         let mut now = state.load(Ordering::Acquire);
         loop {
-            if now & PHASE == DONE {
+            if now & PHASE >= DONE {
                 return Err(Done);
             }
             // Release pairs with the Acquire in `finish`; Acquire on failure as in `is_done`.
@@ -347,10 +552,10 @@ impl<D, W> Table<D, W> {
         }
     }
 
-    /// Leaves a waker with the op, in place of an earlier one. `Err(Done)` where the op is done; then it won't be woken.
+    /// Leaves a waker with the op, in place of an earlier one. `Err(Done)` where the op has ended; then it won't be woken.
     ///
     /// # Safety
-    /// The ticket's op must be QUEUED, RUNNING or DONE, and the caller its owner.
+    /// The ticket's op must be queued, running or ended, and the caller its owner.
     pub unsafe fn register(
         &self,
         ticket: Ticket,
@@ -378,11 +583,11 @@ impl<D, W> Table<D, W> {
         set
     }
 
-    /// Gives the op up: who finishes it recycles the entry. `Err(Done)` where it is done: then it is still the caller's,
+    /// Gives the op up: who finishes it recycles the entry. `Err(Done)` where it has ended: then it is still the caller's,
     /// to [`reap`](Table::reap).
     ///
     /// # Safety
-    /// The ticket's op must be QUEUED, RUNNING or DONE, and the caller its owner, who must not use it after `Ok`.
+    /// The ticket's op must be queued, running or ended, and the caller its owner, who must not use it after `Ok`.
     pub unsafe fn detach(&self, ticket: Ticket) -> Result<(), Done> {
         // SAFETY: as for this function.
         unsafe { self.own_waker_cell(ticket)? };

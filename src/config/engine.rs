@@ -19,6 +19,9 @@ const SPIN_US: Limits = Limits::integer(0, 1_000_000);
 const MAX_KEY: Limits = Limits::size(1, 1 << 20);
 const LONG_KEYS: Limits = Limits::integer(0, 65_536);
 const MAX_REGISTRATION: Limits = Limits::size(1, MAX_BYTES);
+/// A day.
+const TIMEOUT_MS: Limits = Limits::integer(1, 86_400_000);
+const QUARANTINE_PERCENT: Limits = Limits::integer(1, 100);
 /// An hour.
 const SETUP_TIMEOUT: Limits = Limits::integer(1, 3600);
 /// `CPU_SETSIZE` of Linux: a core id from 1024 on can't be pinned to.
@@ -95,6 +98,8 @@ pub enum CoreChoice {
 /// | `max_key` | 1024 | 1 to 1 MiB, a size | longest key, in bytes |
 /// | `long_keys` | 16 | 0 to 65,536 | per submitter: places for keys over 255 bytes |
 /// | `max_registration` | none | a size over 0, or null | largest piece, in bytes, in which a region is registered; the smaller of this and the store's own limit |
+/// | `timeout_ms` | none | 1 to 86,400,000 each | milliseconds that an op may take, by its kind: `{"lookup": 50, "retrieve": 500}`; an op's own timeout comes first |
+/// | `quarantine_percent` | 25 | 1 to 100 | share of the regions' bytes that the timed out ops of one kind may keep in quarantine before more of that kind are refused |
 /// | `setup_timeout` | 30 | 1 to 3600 | seconds that opening the store may take |
 ///
 /// ```
@@ -136,6 +141,10 @@ pub struct EngineConfig {
     pub long_keys: usize,
     /// Largest piece, in bytes, in which a region is registered; `None`: the store's own limit.
     pub max_registration: Option<usize>,
+    /// Milliseconds that an op may take, by its kind; `None`: as long as it takes.
+    pub timeout_ms: PerOp<Option<u32>>,
+    /// Share of the regions' bytes, in percent, that ops of one kind may keep in quarantine before more of that kind are refused.
+    pub quarantine_percent: u32,
     /// Seconds that opening the store may take.
     pub setup_timeout: u32,
 }
@@ -156,6 +165,8 @@ impl Default for EngineConfig {
             max_key: 1024,
             long_keys: 16,
             max_registration: None,
+            timeout_ms: PerOp::default(),
+            quarantine_percent: 25,
             setup_timeout: 30,
         }
     }
@@ -186,7 +197,15 @@ impl EngineConfig {
         max_key: usize,
         long_keys: usize,
         max_registration: Option<usize>,
+        quarantine_percent: u32,
         setup_timeout: u32,
+    }
+
+    /// Gives the ops of a kind a time in milliseconds: its part of [`timeout_ms`](Self#structfield.timeout_ms).
+    #[must_use]
+    pub fn timeout_ms(mut self, op: OpKind, ms: u32) -> Self {
+        self.timeout_ms[op] = Some(ms);
+        self
     }
 
     /// Gives an op kind workers of its own: its part of [`per_op_workers`](Self#structfield.per_op_workers).
@@ -216,6 +235,15 @@ impl EngineConfig {
         if let Some(bytes) = self.max_registration {
             MAX_REGISTRATION.check("moonring.max_registration", bytes)?;
         }
+        for op in OpKind::ALL {
+            if let Some(ms) = self.timeout_ms[op] {
+                TIMEOUT_MS.check(&format!("moonring.timeout_ms.{op}"), ms as usize)?;
+            }
+        }
+        QUARANTINE_PERCENT.check(
+            "moonring.quarantine_percent",
+            self.quarantine_percent as usize,
+        )?;
         SETUP_TIMEOUT.check("moonring.setup_timeout", self.setup_timeout as usize)?;
         Ok(())
     }
@@ -342,8 +370,7 @@ impl EngineConfig {
             self.warn_of_share(warnings);
         }
         if let Some(field) = knobs.take("spin_us") {
-            let spin_us = field.number(SPIN_US)?;
-            self.spin_us = u32::try_from(spin_us).map_err(|_| field.refuse(SPIN_US))?;
+            self.spin_us = field.u32(SPIN_US)?;
         }
         if let Some(field) = knobs.take("cores") {
             self.cores = read_cores(field)?;
@@ -357,9 +384,23 @@ impl EngineConfig {
                 _ => Some(field.count(MAX_REGISTRATION)?),
             };
         }
+        if let Some(field) = knobs.take("timeout_ms") {
+            let mut per_op = field.object()?;
+            for op in OpKind::ALL {
+                if let Some(field) = per_op.take(op.name()) {
+                    self.timeout_ms[op] = match field.node {
+                        Node::Null => None,
+                        _ => Some(field.u32(TIMEOUT_MS)?),
+                    };
+                }
+            }
+            per_op.finish(&OpKind::ALL.map(OpKind::name))?;
+        }
+        if let Some(field) = knobs.take("quarantine_percent") {
+            self.quarantine_percent = field.u32(QUARANTINE_PERCENT)?;
+        }
         if let Some(field) = knobs.take("setup_timeout") {
-            let seconds = field.number(SETUP_TIMEOUT)?;
-            self.setup_timeout = u32::try_from(seconds).map_err(|_| field.refuse(SETUP_TIMEOUT))?;
+            self.setup_timeout = field.u32(SETUP_TIMEOUT)?;
         }
         knobs.finish(&[
             "max_batch",
@@ -373,6 +414,8 @@ impl EngineConfig {
             "max_key",
             "long_keys",
             "max_registration",
+            "timeout_ms",
+            "quarantine_percent",
             "setup_timeout",
         ])
     }
@@ -410,9 +453,17 @@ impl EngineConfig {
             "max_key": self.max_key,
             "long_keys": self.long_keys,
             "max_registration": self.max_registration,
+            "timeout_ms": per_op_json(&self.timeout_ms),
+            "quarantine_percent": self.quarantine_percent,
             "setup_timeout": self.setup_timeout,
         })
     }
+}
+
+fn per_op_json(values: &PerOp<Option<u32>>) -> Value {
+    let set = OpKind::ALL.into_iter();
+    let set = set.filter_map(|op| Some((op.name().to_owned(), values[op]?.into())));
+    Value::Object(set.collect())
 }
 
 fn read_cores(field: Field) -> Result<CoreChoice, ConfigError> {

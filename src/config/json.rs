@@ -228,6 +228,11 @@ impl Field {
         usize::try_from(self.number(limits)?).map_err(|_| self.refuse(limits))
     }
 
+    /// [`number`](Self::number) for limits below 2^32.
+    pub fn u32(&self, limits: Limits) -> Result<u32, ConfigError> {
+        u32::try_from(self.number(limits)?).map_err(|_| self.refuse(limits))
+    }
+
     /// A number from 0 to `max`, with or without a fraction.
     pub fn real(&self, max: f64) -> Result<f64, ConfigError> {
         let number = match &self.node {

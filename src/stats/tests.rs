@@ -55,7 +55,8 @@ fn all_errors() -> Vec<OpError> {
         OpError::BadResult,
         OpError::TimedOut { started: false },
         OpError::TimedOut { started: true },
-        OpError::Cancelled,
+        OpError::Cancelled { started: false },
+        OpError::Cancelled { started: true },
         OpError::ShutDown,
         OpError::Store(-4711),
     ]
@@ -135,6 +136,7 @@ fn in_flight_is_accepted_minus_completed() {
     let worker = worker();
     worker.lane(OpKind::Delete).result(&Ok(0), 7);
     let intake = Intake {
+        quarantined: 0,
         accepted: 10,
         refused: 4,
         credits_in_use: 5,
@@ -143,6 +145,7 @@ fn in_flight_is_accepted_minus_completed() {
     };
     let engine = Stats::read(&[worker], || intake).engine;
     let expected = EngineCounts {
+        quarantined: 0,
         accepted: 10,
         completed: 7,
         refused: 4,
@@ -191,6 +194,7 @@ fn since_is_what_was_counted_between() {
 fn since_keeps_what_is_now() {
     let stats = |n: u64| Stats {
         engine: EngineCounts {
+            quarantined: 0,
             accepted: 10 * n,
             completed: 9 * n,
             refused: 3 * n,
@@ -202,6 +206,7 @@ fn since_keeps_what_is_now() {
         ..Stats::default()
     };
     let expected = EngineCounts {
+        quarantined: 0,
         accepted: 20,
         completed: 18,
         refused: 6,

@@ -38,7 +38,7 @@ fn a_new_pairs_op_is_not_lost_with_the_ready_bit_of_the_pair_before_it() {
     assert!(drivers[0].poll_once());
     assert!(old.poll().is_some());
     let lane = &engine.shared.lanes[OpKind::Lookup.index()];
-    lane.mark_ready(1);
+    lane.queue(Class::Foreground).mark_ready(1);
     let engine = Arc::new(engine);
     let new = Arc::new(Mutex::new(None));
     HOOK.set(Some(Box::new({
@@ -223,7 +223,8 @@ fn a_clients_op_that_meets_a_closed_ring_comes_back_with_its_slot_and_its_credit
     let pool = region.slot_pool(&[class]).unwrap();
     let engine = Engine::builder(Arc::new(NullStore)).region(region);
     let (engine, _drivers) = engine.start_by_hand().unwrap();
-    engine.shared.lanes[OpKind::Store.index()].clients.close();
+    let lane = &engine.shared.lanes[OpKind::Store.index()];
+    lane.queue(Class::Foreground).clients.close();
     let client = engine.client();
     let key = [b'k'; 256];
     for _ in 0..20 {
