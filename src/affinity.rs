@@ -5,8 +5,9 @@ use core_affinity::CoreId;
 use crate::config::CoreChoice;
 use crate::{EngineConfig, StartError};
 
-/// The cores that the calling thread may use: `taskset`, `cpuset` and containers are in its mask.
-pub(crate) fn allowed() -> Vec<usize> {
+/// The cores that the calling thread may use, by their ids: `taskset`, `cpuset` and containers are in its mask. Workers are
+/// pinned within those of the thread that starts the engine.
+pub fn allowed() -> Vec<usize> {
     let cores = core_affinity::get_core_ids().unwrap_or_default();
     cores.into_iter().map(|core| core.id).collect()
 }

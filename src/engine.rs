@@ -321,7 +321,7 @@ pub enum PairError {
 ///
 /// Threads submit through a [`Pair`] of their own, tasks through a [`Client`]. Dropping the engine shuts it down
 /// ([`Shutdown::Cancel`], at most [`Engine::DROP_LIMIT`]); pairs and clients that are left then get
-/// [`SubmitError::ShutDown`](crate::SubmitError::ShutDown).
+/// [`SubmitError::ShutDown`].
 #[derive(Debug)]
 pub struct Engine {
     pub(crate) shared: Arc<Shared>,

@@ -100,6 +100,7 @@ mod timer;
 mod waker;
 mod worker;
 
+pub use affinity::allowed as allowed_cores;
 pub use circuit::LaneHealth;
 pub use class::Class;
 pub use client::{AsKey, Blocking, Client, Prefix, Returned};
@@ -115,8 +116,8 @@ pub use op::{OpKind, StoreOutcome};
 pub use pair::{Cancel, IfRunning, Pair, PairBatch, WaitError};
 pub use quarantine::Quarantined;
 pub use region::{
-    HugePages, MemLock, Origin, Overlap, Pieces, Region, RegionError, RegionOptions, RegionReport,
-    Span,
+    HugePages, MemLock, MemoryLimits, Origin, Overlap, Pieces, Region, RegionError, RegionOptions,
+    RegionReport, Span,
 };
 pub use shutdown::{Shutdown, ShutdownError, ShutdownReport};
 pub use slot::{Slot, SlotClass, SlotLenError, SlotPool, SlotPoolOptions};

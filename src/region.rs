@@ -7,6 +7,7 @@ mod options;
 mod pieces;
 
 pub use error::RegionError;
+pub use limits::MemoryLimits;
 pub use options::{HugePages, MemLock, Origin, RegionOptions, RegionReport};
 pub use pieces::Pieces;
 

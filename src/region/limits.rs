@@ -2,6 +2,47 @@
 
 use std::{fs, io};
 
+/// The bit of `CAP_IPC_LOCK` in a set of capabilities.
+const IPC_LOCK: u32 = 14;
+
+/// What the kernel would give a region of this process now. All sizes are in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryLimits {
+    /// How much may be locked, `RLIMIT_MEMLOCK`; `None`: unlimited. Memory that is registered for rdma is locked.
+    pub memlock: Option<u64>,
+    /// The process has `CAP_IPC_LOCK`: `memlock` does not hold for it.
+    pub ipc_lock: bool,
+    /// Size of a page of the reserved pool; `None`: this kernel has none.
+    pub huge_page_size: Option<usize>,
+    /// Pages of the reserved pool that are free and not promised to others.
+    pub huge_pages_free: u64,
+    /// Size of a transparent huge page; `None`: the kernel has none, or its policy gives them to nobody.
+    pub transparent_huge_size: Option<usize>,
+}
+
+impl MemoryLimits {
+    /// Reads them.
+    pub fn read() -> Self {
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let free = meminfo("HugePages_Free").unwrap_or(0);
+        Self {
+            memlock: soft_limit(libc::RLIMIT_MEMLOCK),
+            ipc_lock: has_capability(&status, IPC_LOCK),
+            huge_page_size: huge_page_size(),
+            huge_pages_free: free.saturating_sub(meminfo("HugePages_Rsvd").unwrap_or(0)),
+            transparent_huge_size: transparent_huge_size().filter(|_| !transparent_huge_never()),
+        }
+    }
+}
+
+/// Whether a capability, by its bit, is in the effective set of a `status` file.
+fn has_capability(status: &str, bit: u32) -> bool {
+    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let set = set.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
+    set.is_some_and(|set| set >> bit & 1 == 1)
+}
+
 /// Size of a plain page in bytes.
 pub(super) fn page_size() -> usize {
     // SAFETY: `sysconf` has no preconditions.
@@ -146,6 +187,16 @@ VmFlags: mr
         assert_eq!(field(text, "MemTotal"), Some(24_683_656 << 10));
         assert_eq!(field(text, "Mem"), None);
         assert_eq!(field(text, "Bad"), None);
+    }
+
+    #[test]
+    fn a_capability_is_one_bit_of_the_effective_set() {
+        let status = "CapPrm:\tffffffffffffffff\nCapEff:\t0000000000004000\n";
+        assert!(has_capability(status, IPC_LOCK));
+        assert!(!has_capability(status, IPC_LOCK + 1));
+        assert!(!has_capability(status, 13));
+        assert!(!has_capability("CapPrm:\tffffffffffffffff\n", IPC_LOCK));
+        assert!(!has_capability("CapEff:\tmany\n", IPC_LOCK));
     }
 
     #[test]

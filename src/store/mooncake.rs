@@ -52,7 +52,7 @@ mod signals;
 pub use codes::code_name;
 pub use error::MooncakeError;
 pub use library::{BRIDGE_VARIABLE, LIBRARY_VARIABLE};
-pub use setup::probe_master;
+pub use setup::{DEFAULT_MASTER, probe_master};
 
 use std::cell::RefCell;
 use std::ffi::c_int;
@@ -112,6 +112,9 @@ struct Notes {
 pub struct MooncakeLibrary {
     /// Its path, or the name by which the loader found it, or `linked in`.
     pub path: String,
+    /// What led to it: the name of an environment variable, `the library option`, `the build`, `the loader's path`, or
+    /// `tools/mooncake setup` for a bridge in one of its folders.
+    pub origin: &'static str,
     /// Mooncake's version, where the library knows it.
     pub version: Option<String>,
     /// Whether every key of the configuration reaches Mooncake's set-up.
@@ -130,6 +133,7 @@ impl MooncakeLibrary {
     fn of(library: &library::Library) -> Self {
         Self {
             path: library.path.clone(),
+            origin: library.origin,
             version: setup::version(&library.functions),
             takes_dictionary: library.functions.setup_dict.is_some(),
         }
@@ -144,6 +148,13 @@ impl MooncakeStore {
     pub fn open(config: &MooncakeConfig, options: &OpenOptions) -> Result<Self, MooncakeError> {
         config.check_region(options.region)?;
         let client = setup::open(config, options.library.clone(), options.setup_timeout)?;
+        let mut notes = Notes::default();
+        if config.is_rdma() && rdma_devices().is_empty() {
+            let warning = "protocol: \"rdma\", and this machine has no RDMA device: Mooncake was seen to move bytes over tcp \
+                           then, without an error";
+            tracing::warn!("{warning}");
+            notes.warnings.push(warning.to_owned());
+        }
         Ok(Self {
             client,
             inside: Inside::default(),
@@ -153,7 +164,7 @@ impl MooncakeStore {
                 .is_none_or(|protocol| protocol == "tcp"),
             max_registration: max_registration(),
             trouble: AtomicI32::new(0),
-            notes: Mutex::default(),
+            notes: Mutex::new(notes),
         })
     }
 
@@ -207,6 +218,16 @@ impl MooncakeStore {
             Ok(len)
         })
     }
+}
+
+/// The names of this machine's RDMA devices, as `rdma_devices` takes them; sorted.
+pub fn rdma_devices() -> Vec<String> {
+    let devices = std::fs::read_dir("/sys/class/infiniband");
+    let devices = devices.into_iter().flatten().flatten();
+    let names = devices.map(|device| device.file_name().to_string_lossy().into_owned());
+    let mut names: Vec<_> = names.collect();
+    names.sort();
+    names
 }
 
 /// `MC_MAX_MR_SIZE`, read as Mooncake reads it: by `atoll`; what is not over 0 counts as not set.

@@ -169,11 +169,18 @@ impl Rig {
     }
 }
 
+/// The project's root: the tests of `tools/` use this file too.
+fn project() -> &'static Path {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let roots = package.ancestors();
+    let mut roots = roots.filter(|folder| folder.join("tools/mooncake").is_file());
+    roots.next().expect("tools/mooncake")
+}
+
 /// The folder that `tools/mooncake setup` filled.
 pub fn state() -> PathBuf {
-    let project = Path::new(env!("CARGO_MANIFEST_DIR"));
     std::env::var_os("MOONRING_MOONCAKE_DIR")
-        .map_or_else(|| project.join("target/mooncake"), PathBuf::from)
+        .map_or_else(|| project().join("target/mooncake"), PathBuf::from)
 }
 
 /// The bridge to the wheel.
@@ -196,7 +203,7 @@ pub fn is_set_up() -> bool {
 }
 
 fn tool(instance: &str, arguments: &[&str]) -> Output {
-    Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/mooncake"))
+    Command::new(project().join("tools/mooncake"))
         .args(arguments)
         .env("MOONRING_MOONCAKE_INSTANCE", instance)
         .env("MOONRING_MOONCAKE_DIR", state())

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
-use crate::{bench, gen_trace, replay};
+use crate::{bench, doctor, gen_trace, replay};
 
 /// Batched, merged access to a KV-cache store
 #[derive(Debug, Parser)]
@@ -13,7 +13,7 @@ use crate::{bench, gen_trace, replay};
     name = "moonring",
     version,
     arg_required_else_help = true,
-    after_help = "Exit codes: 0 it went well; 1 corrupt blocks, or the run itself failed; 2 bad input."
+    after_help = "Exit codes: 0 it went well; 1 corrupt blocks, a failed check, or the run itself failed; 2 bad input."
 )]
 pub struct Cli {
     /// What to do.
@@ -30,6 +30,8 @@ pub enum Command {
     Bench(bench::BenchArgs),
     /// Write a small made-up trace of the shape of a chat service's
     GenTrace(gen_trace::GenTraceArgs),
+    /// See whether this machine and a store will do, and what to do if not
+    Doctor(doctor::DoctorArgs),
 }
 
 /// How ops reach the engine.
@@ -76,6 +78,12 @@ impl Failure {
             code: 1,
         }
     }
+
+    /// Tells people, and returns the exit code.
+    pub fn tell(&self) -> u8 {
+        eprintln!("moonring: {}", self.what);
+        self.code
+    }
 }
 
 /// Runs the command line of this process.
@@ -84,12 +92,10 @@ pub fn main() -> ExitCode {
         Command::Replay(args) => replay::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::GenTrace(args) => gen_trace::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            eprintln!("moonring: {}", failure.what);
-            ExitCode::from(failure.code)
-        }
+        Err(failure) => ExitCode::from(failure.tell()),
     }
 }

@@ -1,8 +1,9 @@
-//! The command line of Moonring: `replay`, `bench`, `gen-trace`.
+//! The command line of Moonring: `replay`, `bench`, `gen-trace`, `doctor`.
 
 pub mod bench;
 pub mod cli;
 pub mod content;
+pub mod doctor;
 pub mod gen_trace;
 pub mod keys;
 pub mod oracle;

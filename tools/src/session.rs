@@ -1,4 +1,4 @@
-//! What `replay` and `bench` share: their store and engine, the region, and where the JSON goes.
+//! What the commands share: their store and engine, the region, and where the JSON goes.
 
 use std::fs::File;
 use std::io::Write;
@@ -36,6 +36,12 @@ const SHUTDOWN_LIMIT: Duration = Duration::from_secs(60);
 /// What the configuration's field has wrong.
 pub fn adapter(json: &str) -> Result<L2Adapter, Failure> {
     L2Adapter::parse(json).map_err(|e| Failure::input(format!("--l2-adapter: {e}")))
+}
+
+/// Whether the store moves no bytes, so that it gives none back.
+pub fn is_null(adapter: &L2Adapter) -> bool {
+    let config = adapter.effective();
+    config["type"] == "null" || config["inner"]["type"] == "null"
 }
 
 /// A size on the command line: at least one byte.

@@ -23,6 +23,7 @@ const BRIDGE: &str = "libmoonring_wheel_bridge.so";
 pub(super) struct Library {
     pub functions: Functions,
     pub path: String,
+    pub origin: &'static str,
 }
 
 /// A place where a library may be.
@@ -68,6 +69,7 @@ impl Library {
         Some(Self {
             functions: Functions::LINKED,
             path: "linked in".to_owned(),
+            origin: "the build",
         })
     }
 
@@ -139,7 +141,11 @@ fn open(candidate: &Candidate) -> Result<Library, MooncakeError> {
         symbol,
     })?;
     std::mem::forget(loaded);
-    Ok(Library { functions, path })
+    Ok(Library {
+        functions,
+        path,
+        origin,
+    })
 }
 
 /// The loader's own words, which libloading keeps as the cause.

@@ -19,7 +19,8 @@ use super::signals::Handlers;
 use crate::config::{ConfigError, MooncakeConfig, parse_size};
 use crate::signals::BlockedSignals;
 
-const DEFAULT_MASTER: &str = "127.0.0.1:50051";
+/// The `master_server_addr` of a configuration without one: Mooncake's own default.
+pub const DEFAULT_MASTER: &str = "127.0.0.1:50051";
 const DEFAULT_SIZE: u64 = 16 << 20;
 /// How long each of the master's addresses has to answer, and how many are tried.
 const PROBE_LIMIT: Duration = Duration::from_secs(2);
@@ -270,14 +271,15 @@ impl Arguments {
 }
 
 /// Whether anything listens at the master's address, `host:port`, told in seconds: Mooncake itself would try for a minute and
-/// a half. An address that is no `host:port`, as one of a high-availability set-up, is left to Mooncake.
+/// a half. `Ok(false)`: it was not tried, because an address that is no `host:port`, as one of a high-availability set-up, is left
+/// to Mooncake.
 ///
 /// # Errors
 /// [`MooncakeError::NoMaster`].
-pub fn probe_master(addr: &str) -> Result<(), MooncakeError> {
+pub fn probe_master(addr: &str) -> Result<bool, MooncakeError> {
     let port = addr.rsplit_once(':').map(|(_, port)| port.parse::<u16>());
     if addr.contains("://") || !matches!(port, Some(Ok(_))) {
-        return Ok(());
+        return Ok(false);
     }
     let no_master = |reason: String| MooncakeError::NoMaster {
         addr: addr.to_owned(),
@@ -291,7 +293,7 @@ pub fn probe_master(addr: &str) -> Result<(), MooncakeError> {
     let mut reason = "the name has no address".to_owned();
     for socket in &found {
         match TcpStream::connect_timeout(socket, PROBE_LIMIT) {
-            Ok(_) => return Ok(()),
+            Ok(_) => return Ok(true),
             Err(error) => reason = error.to_string(),
         }
     }

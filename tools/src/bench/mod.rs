@@ -8,7 +8,6 @@ mod rounds;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use moonring::config::L2Adapter;
 use moonring::{INLINE_KEY, OpKind};
 
 use crate::cli::{Failure, PathKind};
@@ -214,7 +213,8 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     let producers = keys.into_iter().map(|keys| producer(args, &session, keys));
     let producers = producers.collect::<Result<Vec<_>, _>>()?;
     // A store that moves no bytes gives none back.
-    let verify = matches!(args.op, BenchOp::Retrieve | BenchOp::Store) && !is_null(&adapter);
+    let verify =
+        matches!(args.op, BenchOp::Retrieve | BenchOp::Store) && !session::is_null(&adapter);
     let (measured, verified, stats) = rounds::drive(args, &session, producers, verify);
     let (last, shut_down) = session.end();
 
@@ -243,11 +243,6 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         Some(error) => Err(Failure::run(error)),
         None => shut_down,
     }
-}
-
-fn is_null(adapter: &L2Adapter) -> bool {
-    let config = adapter.effective();
-    config["type"] == "null" || config["inner"]["type"] == "null"
 }
 
 fn producer(args: &BenchArgs, session: &Session, keys: Keys) -> Result<Producer, Failure> {

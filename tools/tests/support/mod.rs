@@ -27,9 +27,8 @@ pub fn published() -> Option<PathBuf> {
     if path.is_file() {
         return Some(path);
     }
-    let required = std::env::var("MOONRING_REQUIRE").unwrap_or_default();
     assert!(
-        !required.split(',').any(|what| what.trim() == "traces"),
+        !required("traces"),
         "{} is missing, and MOONRING_REQUIRE asks for traces",
         path.display()
     );
@@ -37,6 +36,12 @@ pub fn published() -> Option<PathBuf> {
     let mut aloud = std::io::stderr();
     let _ = writeln!(aloud, "SKIPPED: {} is missing", path.display());
     None
+}
+
+/// Whether `MOONRING_REQUIRE` forbids to skip it.
+pub fn required(what: &str) -> bool {
+    let list = std::env::var("MOONRING_REQUIRE").unwrap_or_default();
+    list.split(',').any(|item| item.trim() == what)
 }
 
 /// A folder for one test's files, empty.
@@ -77,10 +82,19 @@ pub fn with_json(test: &str, args: &[&str]) -> (Run, serde_json::Value) {
     (run, report.expect("JSON"))
 }
 
+/// The binary, to be given arguments and an environment.
+pub fn command() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_moonring"))
+}
+
 /// Runs the binary with no terminal. One that takes over two minutes is killed, and the test fails.
 pub fn moonring<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Run {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_moonring"))
-        .args(args)
+    run(command().args(args))
+}
+
+/// Runs a [`command`] in the same way.
+pub fn run(command: &mut Command) -> Run {
+    let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
