@@ -141,7 +141,8 @@ fn every_knob_is_read() {
         r#"{"type": "null", "num_workers": 62, "per_op_workers": {"delete": 62, "lookup": 1},
             "moonring": {"max_batch": 4096, "max_batch_bytes": "1 GB", "share_bytes": 1, "ring_depth": 1048576,
               "max_pairs": 4096, "spin_us": 1000000, "cores": [4, 0, 1023], "busy_poll": true, "max_key": "1MiB",
-              "long_keys": 65536, "max_registration": "16MB", "setup_timeout": 3600}}"#,
+              "long_keys": 65536, "max_registration": "16MB",
+              "timeout_ms": {"delete": 86400000, "lookup": 1}, "quarantine_percent": 100, "setup_timeout": 3600}}"#,
     );
     let built = EngineConfig::default()
         .num_workers(62)
@@ -158,6 +159,9 @@ fn every_knob_is_read() {
         .max_key(1 << 20)
         .long_keys(65_536)
         .max_registration(Some(16 << 20))
+        .timeout_ms(OpKind::Delete, 86_400_000)
+        .timeout_ms(OpKind::Lookup, 1)
+        .quarantine_percent(100)
         .setup_timeout(3600);
     assert_eq!(built.validate(), Ok(()));
     assert_eq!(adapter.engine, built);
@@ -169,12 +173,16 @@ fn the_lowest_values_are_in_range() {
     let adapter = parse(
         r#"{"type": "null", "num_workers": 1, "per_op_workers": {},
             "moonring": {"max_batch": 1, "max_batch_bytes": 1, "share_bytes": 1, "ring_depth": 1, "max_pairs": 1,
-              "spin_us": 0, "cores": "none", "max_key": 1, "long_keys": 0, "max_registration": null}}"#,
+              "spin_us": 0, "cores": "none", "max_key": 1, "long_keys": 0, "max_registration": null,
+              "timeout_ms": {"retrieve": 1, "store": null}, "quarantine_percent": 1}}"#,
     );
     assert_eq!(adapter.engine.per_op_workers, PerOp::default());
     assert_eq!(adapter.engine.cores, CoreChoice::None);
     assert_eq!(adapter.engine.max_registration, None);
     assert_eq!(adapter.engine.long_keys, 0);
+    let timeouts = OpKind::ALL.map(|op| adapter.engine.timeout_ms[op]);
+    assert_eq!(timeouts, [None, Some(1), None, None]);
+    assert_eq!(adapter.engine.quarantine_percent, 1);
     assert!(adapter.warnings().is_empty());
     let auto = parse(r#"{"type": "null", "moonring": {"cores": "auto"}}"#);
     assert_eq!(auto.engine.cores, CoreChoice::Auto);
@@ -203,6 +211,8 @@ fn the_documented_defaults() {
                 "max_key": 1024,
                 "long_keys": 16,
                 "max_registration": null,
+                "timeout_ms": {},
+                "quarantine_percent": 25,
                 "setup_timeout": 30,
             },
         })
@@ -213,7 +223,7 @@ fn the_documented_defaults() {
 #[test]
 fn the_effective_configuration_prints_in_one_order() {
     let adapter = parse(
-        r#"{"moonring": {"cores": [1]}, "lease_ms": 0, "capacity": "64 MiB", "per_op_workers": {"store": 2, "lookup": 1},
+        r#"{"moonring": {"timeout_ms": {"store": 500, "delete": null, "lookup": 50}, "cores": [1]}, "lease_ms": 0, "capacity": "64 MiB", "per_op_workers": {"store": 2, "lookup": 1},
             "num_workers": 3, "type": "memory"}"#,
     );
     assert_eq!(
@@ -222,7 +232,8 @@ fn the_effective_configuration_prints_in_one_order() {
             r#"{"type":"memory","num_workers":3,"per_op_workers":{"lookup":1,"store":2},"capacity":67108864,"#,
             r#""lease_ms":0,"moonring":{"max_batch":128,"max_batch_bytes":67108864,"share_bytes":1048576,"#,
             r#""ring_depth":4096,"max_pairs":512,"spin_us":20,"cores":[1],"busy_poll":false,"max_key":1024,"#,
-            r#""long_keys":16,"max_registration":null,"setup_timeout":30}}"#
+            r#""long_keys":16,"max_registration":null,"timeout_ms":{"lookup":50,"store":500},"#,
+            r#""quarantine_percent":25,"setup_timeout":30}}"#
         )
     );
 }
@@ -379,7 +390,8 @@ fn nothing_is_accepted_and_dropped() {
         "moonring": {
             "max_batch": 13, "max_batch_bytes": 14, "share_bytes": 12, "ring_depth": 16, "max_pairs": 17,
             "spin_us": 18, "cores": [19, 20], "busy_poll": true, "max_key": 2100, "long_keys": 22,
-            "max_registration": 23, "setup_timeout": 24,
+            "max_registration": 23, "timeout_ms": {"lookup": 25, "retrieve": 26, "store": 27, "delete": 28},
+            "quarantine_percent": 29, "setup_timeout": 24,
         },
     });
     assert_eq!(parse(&given.to_string()).effective(), given);

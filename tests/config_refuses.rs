@@ -122,6 +122,18 @@ fn builder_and_json_agree() {
         (r#""moonring": {"long_keys": 65537}"#, |c| {
             c.long_keys(65_537)
         }),
+        (r#""moonring": {"timeout_ms": {"lookup": 0}}"#, |c| {
+            c.timeout_ms(OpKind::Lookup, 0)
+        }),
+        (r#""moonring": {"timeout_ms": {"delete": 86400001}}"#, |c| {
+            c.timeout_ms(OpKind::Delete, 86_400_001)
+        }),
+        (r#""moonring": {"quarantine_percent": 0}"#, |c| {
+            c.quarantine_percent(0)
+        }),
+        (r#""moonring": {"quarantine_percent": 101}"#, |c| {
+            c.quarantine_percent(101)
+        }),
         (r#""moonring": {"setup_timeout": 0}"#, |c| {
             c.setup_timeout(0)
         }),
@@ -223,9 +235,54 @@ fn engine_knobs() {
             "moonring.cores[0]: got 1024 (want an integer from 0 to 1023)",
         ),
         (
+            r#""timeout_ms": 50"#,
+            "moonring.timeout_ms: got 50 (want an object)",
+        ),
+        (
+            r#""timeout_ms": null"#,
+            "moonring.timeout_ms: got null (want an object)",
+        ),
+        (
+            r#""timeout_ms": {"lookup": 0}"#,
+            "moonring.timeout_ms.lookup: got 0 (want an integer from 1 to 86400000)",
+        ),
+        (
+            r#""timeout_ms": {"retrieve": 86400001}"#,
+            "moonring.timeout_ms.retrieve: got 86400001 (want an integer from 1 to 86400000)",
+        ),
+        (
+            r#""timeout_ms": {"store": "500"}"#,
+            "moonring.timeout_ms.store: got the string \"500\" (want an integer from 1 to 86400000)",
+        ),
+        (
+            r#""timeout_ms": {"delete": 0.5}"#,
+            "moonring.timeout_ms.delete: got 0.5 (want an integer from 1 to 86400000)",
+        ),
+        (
+            r#""timeout_ms": {"get": 5}"#,
+            "moonring.timeout_ms.get: unknown key (want lookup, retrieve, store, delete)",
+        ),
+        (
+            r#""quarantine_percent": 0"#,
+            "moonring.quarantine_percent: got 0 (want an integer from 1 to 100)",
+        ),
+        (
+            r#""quarantine_percent": 101"#,
+            "moonring.quarantine_percent: got 101 (want an integer from 1 to 100)",
+        ),
+        (
+            r#""quarantine_percent": "25%""#,
+            "moonring.quarantine_percent: got the string \"25%\" (want an integer from 1 to 100)",
+        ),
+        (
+            r#""quarantine_percent": null"#,
+            "moonring.quarantine_percent: got null (want an integer from 1 to 100)",
+        ),
+        (
             r#""max_bach": 5"#,
             "moonring.max_bach: unknown key (want max_batch, max_batch_bytes, share_bytes, ring_depth, max_pairs, \
-             spin_us, cores, busy_poll, max_key, long_keys, max_registration, setup_timeout)",
+             spin_us, cores, busy_poll, max_key, long_keys, max_registration, timeout_ms, quarantine_percent, \
+             setup_timeout)",
         ),
     ] {
         assert_refused(

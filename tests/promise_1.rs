@@ -236,26 +236,44 @@ fn every_accepted_op_gets_exactly_one_completion_when_the_engine_shuts_down() {
             });
             engine.shutdown(mode, limit).unwrap();
         });
-        let mut tally = Tally::new(32);
+        // Everything has ended by now; what hangs in calls is released later, each op once.
+        let counts = engine.stats().engine;
+        assert_eq!((counts.in_flight, counts.completed), (0, 40));
+        let (mut ends, mut releases) = (Tally::new(32), Tally::new(32));
+        let mut more = std::collections::HashSet::new();
         eventually(|| {
-            let _ = pair.wait(usize::MAX, None);
-            pair.completions()
-                .for_each(|done| tally.see(done.user_data));
+            for done in pair.completions() {
+                if done.release {
+                    assert!(more.remove(&done.user_data), "a release without its end");
+                    releases.see(done.user_data);
+                    assert!(!done.more && done.slot.is_none());
+                } else {
+                    ends.see(done.user_data);
+                    if done.more {
+                        more.insert(done.user_data);
+                    }
+                }
+                assert!(!(done.more || done.release) || done.result == Err(OpError::ShutDown));
+            }
             pair.in_flight() == 0
         });
-        tally.assert_all_seen();
+        ends.assert_all_seen();
+        assert!(
+            more.is_empty(),
+            "ended with MORE, and not released: {more:?}"
+        );
         for op in ops {
             let _ = moonring::block_on(op);
         }
         // A late call of a worker has nothing left to complete.
-        eventually(|| engine.stats().engine.in_flight == 0);
+        eventually(|| engine.stats().engine.credits_in_use == 0);
         assert!(pair.poll().is_none());
         assert_all_back(&engine, &pool, 40);
     }
 }
 
 #[test]
-fn an_op_in_a_call_that_outlives_the_limit_gets_its_one_completion_when_the_call_returns() {
+fn an_op_in_a_call_that_outlives_the_limit_ends_at_it_and_is_released_when_the_call_returns() {
     let _dog = watchdog();
     let sim = sim(SimOptions::default());
     let (engine, pool) = start(&sim, config(1).max_batch(1));
@@ -267,21 +285,32 @@ fn an_op_in_a_call_that_outlives_the_limit_gets_its_one_completion_when_the_call
         .unwrap();
     assert_eq!(
         (report.completed, report.cancelled, report.in_flight),
-        (39, 39, 1)
+        (40, 40, 1)
+    );
+    let [left] = &report.unreleased[..] else {
+        panic!("{report:?}");
+    };
+    assert_eq!(
+        (left.op, &left.key[..], left.addr, left.ended_as),
+        (OpKind::Lookup, &b"key"[..], None, OpError::ShutDown)
     );
     let mut tally = Tally::new(32);
     for done in pair.completions() {
         assert_eq!(done.result, Err(OpError::ShutDown));
+        // Only the one that the call has is not free yet.
+        assert_eq!((done.more, done.release), (done.user_data == 0, false));
         tally.see(done.user_data);
     }
+    tally.assert_all_seen();
     for op in ops {
         assert_eq!(moonring::block_on(op), Err(OpError::ShutDown.into()));
     }
     let counts = engine.stats().engine;
     assert_eq!(
         (counts.accepted, counts.completed, counts.in_flight),
-        (40, 39, 1)
+        (40, 40, 0)
     );
+    assert_eq!((counts.quarantined, counts.credits_in_use), (1, 1));
     assert_eq!((pair.in_flight(), pair.poll().is_none()), (1, true));
     drop(gate);
     let mut late = None;
@@ -290,11 +319,12 @@ fn an_op_in_a_call_that_outlives_the_limit_gets_its_one_completion_when_the_call
         late.is_some()
     });
     let late = late.unwrap();
-    assert_eq!(late.result, Ok(Done::Absent));
-    tally.see(late.user_data);
-    tally.assert_all_seen();
+    assert_eq!((late.user_data, late.result), (0, Err(OpError::ShutDown)));
+    assert_eq!((late.more, late.release), (false, true));
+    assert!(pair.poll().is_none());
     drop(late);
     assert_all_back(&engine, &pool, 40);
+    assert_eq!(engine.quarantined(), []);
 }
 
 #[test]

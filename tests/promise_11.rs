@@ -273,8 +273,10 @@ fn who_waits_for_a_credit_is_refused_when_the_engine_shuts_down() {
             assert!(got.slot.is_some());
         }
         assert_eq!(pool.available(), 4);
+        // The op in the call has ended at the limit too.
+        assert_eq!(moonring::block_on(held), Err(OpError::ShutDown.into()));
+        assert_eq!(engine.stats().engine.credits_in_use, 1);
         drop(gate);
-        assert_eq!(moonring::block_on(held), Ok(false));
         eventually(|| engine.stats().engine.credits_in_use == 0);
     }
 }
@@ -360,8 +362,9 @@ fn a_waker_run_by_the_thread_that_shuts_down_can_not_make_it_wait_for_itself() {
         poll_with(&mut waits, Waker::noop()),
         Poll::Ready(Err(SubmitError::ShutDown.into()))
     );
+    assert_eq!(moonring::block_on(stuck), Err(OpError::ShutDown.into()));
     drop(gate);
-    assert_eq!(moonring::block_on(stuck), Ok(false));
+    eventually(|| engine.stats().engine.credits_in_use == 0);
 }
 
 #[test]
@@ -475,8 +478,10 @@ fn a_limit_of_10_ms_against_longer_calls_names_the_stuck_workers_and_frees_nothi
         slot.fill(7);
         assert!(client.blocking().store("key", slot).result.is_ok());
         let mut pair = engine.pair(4).unwrap();
+        let mut spans = Vec::new();
         for id in 0..3 {
             let slot = pool.lend(1024).unwrap();
+            spans.push(slot.as_ptr().addr());
             pair.submit(Submission::retrieve("key", slot).user_data(id))
                 .unwrap();
         }
@@ -485,21 +490,39 @@ fn a_limit_of_10_ms_against_longer_calls_names_the_stuck_workers_and_frees_nothi
         let limit = Duration::from_millis(10);
         let (report, took) = timed(|| engine.shutdown(Shutdown::Drain, limit).unwrap());
         assert!(took >= limit);
-        assert_eq!((report.in_flight, report.cancelled), (2, 1));
+        assert_eq!((report.in_flight, report.cancelled), (2, 3));
+        // They are named, with their bytes.
+        let mut left: Vec<_> = (report.unreleased.iter())
+            .map(|q| (q.op, &q.key[..], q.addr.unwrap(), q.len, q.ended_as))
+            .collect();
+        left.sort_by_key(|l| l.2);
+        let mut held = spans[..2].to_vec();
+        held.sort();
+        for (left, addr) in left.iter().zip(&held) {
+            let ended = OpError::ShutDown;
+            assert_eq!(*left, (OpKind::Retrieve, &b"key"[..], *addr, 1024, ended));
+        }
         for name in ["mr-retrieve-0", "mr-retrieve-1"] {
             assert!(report.stuck_workers.iter().any(|w| w == name), "{report:?}");
         }
         assert!(report.not_unregistered.is_empty());
         let unregistered = |s: &Seen| matches!(s, Seen::Unregister(..) | Seen::Close);
         assert!(!store.seen().iter().any(unregistered), "{:?}", store.seen());
-        // The one that no call had taken has ended; the others' slots are nobody's.
-        let done = pair.poll().unwrap();
-        assert_eq!((done.user_data, done.result), (2, Err(OpError::ShutDown)));
-        assert!(pair.poll().is_none());
-        assert_eq!(pool.available(), 1);
+        // All have ended. The one that no call had taken has its slot; the others' are nobody's.
+        let mut ends = Tally::new(3);
+        for done in pair.completions() {
+            ends.see(done.user_data);
+            let taken = done.user_data < 2;
+            assert_eq!(done.result, Err(OpError::ShutDown));
+            assert_eq!(
+                (done.more, done.release, done.slot.is_none()),
+                (taken, false, taken)
+            );
+        }
+        ends.assert_all_seen();
+        assert_eq!((pool.available(), pair.in_flight()), (2, 2));
         assert_eq!(pair.wait(2, None), Err(WaitError::ShutDown));
 
-        drop(done);
         let mut rest = Some((engine, client, pair, pool));
         if drop_all {
             rest = None;
@@ -516,15 +539,16 @@ fn a_limit_of_10_ms_against_longer_calls_names_the_stuck_workers_and_frees_nothi
             "one unregistration, then the closing"
         );
         if let Some((_engine, _client, mut pair, pool)) = rest {
-            // Each stuck op has its one completion, and the right bytes.
+            // Each stuck op has its one release notice. Its slot has found its way back by itself.
             let mut tally = Tally::new(2);
             for done in pair.completions() {
                 tally.see(done.user_data);
-                assert_eq!(done.result, Ok(Done::Retrieved(1024)));
-                assert!(done.slot.unwrap().iter().all(|&byte| byte == 7));
+                assert_eq!((done.more, done.release), (false, true));
+                assert_eq!(done.result, Err(OpError::ShutDown));
+                assert!(done.slot.is_none());
             }
             tally.assert_all_seen();
-            assert_eq!(pool.available(), 4);
+            assert_eq!((pool.available(), pair.in_flight()), (4, 0));
         }
         eventually(|| freed.load(Ordering::SeqCst));
     }
@@ -546,8 +570,9 @@ fn only_workers_in_calls_are_named_as_stuck() {
         .shutdown(Shutdown::Cancel, Duration::from_secs(1))
         .unwrap();
     assert_eq!(report.stuck_workers, ["mr-lookup-0"]);
+    assert_eq!(report.unreleased.len(), 1);
+    assert_eq!(moonring::block_on(op), Err(OpError::ShutDown.into()));
     drop(gate);
-    assert_eq!(moonring::block_on(op), Ok(false));
 }
 
 #[test]

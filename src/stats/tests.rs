@@ -266,7 +266,7 @@ fn json_has_the_fields_of_reports() {
     );
     assert_eq!(
         json["engine"].to_string(),
-        r#"{"accepted":2,"completed":2,"refused":0,"in_flight":0}"#
+        r#"{"accepted":2,"completed":2,"refused":0,"in_flight":0,"quarantined":0}"#
     );
 }
 
