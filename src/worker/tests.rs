@@ -55,6 +55,47 @@ fn a_new_pairs_op_is_not_lost_with_the_ready_bit_of_the_pair_before_it() {
     drivers[0].poll_once();
     assert!(new.poll().is_some());
 }
+
+/// If each worker counted its own takes, these would take 56 foreground ops in a row.
+#[test]
+fn of_eight_takes_background_gets_one_whichever_workers_make_them() {
+    let config = EngineConfig::default()
+        .max_batch(1)
+        .dedicated(OpKind::Lookup, 1);
+    let engine = Engine::builder(Arc::new(NullStore)).config(config);
+    let (engine, drivers) = engine.start_by_hand().unwrap();
+    let shared = &engine.shared;
+    let group = shared.lanes[OpKind::Lookup.index()].group;
+    let mut workers: Vec<_> = (0..8)
+        .map(|_| {
+            Worker::new(
+                Arc::clone(shared),
+                group,
+                0,
+                Arc::clone(&shared.recorders[0]),
+            )
+        })
+        .collect();
+    drop(drivers);
+    let mut pairs = Class::ALL.map(|class| (class, engine.pair(4).unwrap()));
+    let mut background = Vec::new();
+    for take in 0..80 {
+        for (class, pair) in &mut pairs {
+            while pair.credits() > 0 {
+                pair.submit(Submission::lookup("key").class(*class))
+                    .unwrap();
+            }
+        }
+        assert!(workers[take % 8].round(shared, &shared.groups[group]));
+        let done = pairs.each_mut().map(|(_, pair)| pair.completions().count());
+        assert_eq!(done.iter().sum::<usize>(), 1);
+        background.push(done[Class::Background.index()]);
+    }
+    for window in background.windows(8) {
+        assert_eq!(window.iter().sum::<usize>(), 1, "{background:?}");
+    }
+}
+
 /// Kills its worker once, after the call that it is told to.
 struct Fatal {
     calls: AtomicUsize,
