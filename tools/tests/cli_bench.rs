@@ -295,9 +295,9 @@ fn a_comparison_measures_every_op_kind_beside_the_engine_and_checks_all_values()
                     "--path",
                     path,
                     "--seconds",
-                    "0.03",
+                    "0.004",
                     "--rounds",
-                    "3",
+                    "2",
                     "--producers",
                     "2",
                     "--keys",
@@ -306,7 +306,7 @@ fn a_comparison_measures_every_op_kind_beside_the_engine_and_checks_all_values()
                     "100",
                 ],
             );
-            assert_eq!(number(&report, "/rounds"), 3);
+            assert_eq!(number(&report, "/rounds"), 2);
             assert_eq!(lines(&report, "per_key"), [(1, 1), (4, 1)]);
             // 300 keys are 75 for each of 4 threads.
             let want = [

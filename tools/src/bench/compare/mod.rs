@@ -128,7 +128,14 @@ impl Field<'_> {
                 rounds: rounds.into(),
             },
             verified,
-            compared: Compared::new(self.args, self.op, slice, &engine, &rivals, &stats),
+            compared: Compared::new(
+                self.args.producers,
+                self.op,
+                slice,
+                &engine,
+                &rivals,
+                &stats,
+            ),
             stats,
         })
     }

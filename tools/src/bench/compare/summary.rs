@@ -8,7 +8,6 @@ use serde::Serialize;
 
 use super::race::Lap;
 use super::rival::Rival;
-use crate::bench::BenchArgs;
 use crate::bench::plan::Counts;
 use crate::table::{self, Table};
 
@@ -121,7 +120,7 @@ fn ratio((engine, other): (&f64, &f64)) -> f64 {
 impl Compared {
     /// Of an engine and its rivals, by their rounds.
     pub fn new(
-        args: &BenchArgs,
+        producers: u32,
         op: OpKind,
         slice: Duration,
         engine: &Laps,
@@ -145,7 +144,7 @@ impl Compared {
                 rounds: engine.per_s.len() as u32,
                 round_s: slice.as_secs_f64(),
                 engine: Line {
-                    threads: args.producers as usize,
+                    threads: producers as usize,
                     batch_keys: None,
                     keys_per_s: Quartiles::of(engine.per_s.iter().copied()),
                     engine_ratio: None,
@@ -300,6 +299,30 @@ mod tests {
         assert_eq!((ratio.q1, ratio.median), (2.0, 2.0));
         assert!(ratio.q3 > 2.0);
         assert_eq!(lines[0].keys_per_s.median, 100.0);
+    }
+
+    #[test]
+    fn folded_ops_make_a_comparison_void() {
+        use moonring::store::NullStore;
+        use moonring::{Engine, Submission};
+
+        let compared = |keys: [&[u8]; 2]| {
+            let builder = Engine::builder(std::sync::Arc::new(NullStore));
+            let (engine, mut drivers) = builder.start_by_hand().expect("an engine");
+            let mut pair = engine.pair(2).expect("a pair");
+            let mut batch = pair.batch();
+            for key in keys {
+                batch.push(Submission::lookup(key)).expect("room");
+            }
+            batch.publish();
+            assert!(drivers.iter_mut().any(|driver| driver.poll_once()));
+            let (op, laps) = (OpKind::Lookup, Laps::default());
+            Compared::new(1, op, Duration::ZERO, &laps, &[], &engine.stats())
+        };
+        assert_eq!(compared([b"a", b"b"]).error(), None);
+        let folded = compared([b"a", b"a"]);
+        assert_eq!(folded.folds, 1);
+        assert!(folded.error().is_some());
     }
 
     #[test]
