@@ -5,7 +5,8 @@
 //! [`OpError::WrongResultCount`]; an error of the call is every key's. What the engine keeps from a store is
 //! refused here ([`DirectError`]) and no call is made. An empty list gives an empty result without a call.
 //!
-//! Panics of a store pass through. Each call allocates; this is not the way to read or write a cache fast.
+//! Panics of a store pass through. The functions allocate in each call; [`PreparedKeys`] and [`PreparedBuffers`] lay
+//! keys and buffers out once, for many calls that allocate nothing: what a careful caller without an engine would do.
 //!
 //! ```
 //! use moonring::store::{direct, MemoryOptions, MemoryStore};
@@ -19,6 +20,8 @@
 
 use std::collections::HashMap;
 use std::ffi::c_char;
+use std::fmt;
+use std::marker::PhantomData;
 
 use super::{
     CallResult, DeleteBatch, Keys, LookupBatch, RawResult, RetrieveBatch, Store, StoreBatch, UNSET,
@@ -57,6 +60,14 @@ pub enum DirectError {
         /// Its place in the list.
         index: usize,
     },
+    /// There are more keys than buffers for them.
+    #[error("{keys} keys, but {buffers} buffers")]
+    TooFewBuffers {
+        /// How many keys.
+        keys: usize,
+        /// How many buffers.
+        buffers: usize,
+    },
 }
 
 /// Which keys exist.
@@ -67,9 +78,8 @@ pub fn exists(
     store: &dyn Store,
     keys: &[&[u8]],
 ) -> Result<Vec<Result<bool, OpError>>, DirectError> {
-    let mut call = Call::new(keys.iter().copied())?;
-    let results = call.run(|keys| store.batch_exists(&mut LookupBatch { keys }));
-    Ok(results.map(|r| r.map(|there| there != 0)).collect())
+    let mut keys = PreparedKeys::new(keys.iter().copied())?;
+    Ok(keys.exists(store).collect())
 }
 
 /// Reads objects into buffers: the true length of each in bytes.
@@ -80,21 +90,9 @@ pub fn get_into(
     store: &dyn Store,
     items: &mut [(&[u8], &mut [u8])],
 ) -> Result<Vec<Result<u64, OpError>>, DirectError> {
-    let mut call = Call::new(items.iter().map(|(key, _)| *key))?;
-    let lens: Vec<usize> = items.iter().map(|(_, buf)| buf.len()).collect();
-    refuse_zero_length(&lens)?;
-    let bufs: Vec<*mut u8> = items.iter_mut().map(|(_, buf)| buf.as_mut_ptr()).collect();
-    let results = call.run(|keys| {
-        // SAFETY: the pointers and lengths are those of `items`' slices, which stay borrowed mutably by this
-        // function, untouched by it, until the call has returned.
-        let mut batch = unsafe { RetrieveBatch::new(keys, &bufs, &lens) };
-        store.batch_get_into(&mut batch)
-    });
-    let fits = |(r, len): (RawResult, &usize)| match r {
-        Ok(n) if n > *len as u64 => Err(OpError::BadResult),
-        r => r,
-    };
-    Ok(results.zip(&lens).map(fits).collect())
+    let mut keys = PreparedKeys::new(items.iter().map(|(key, _)| *key))?;
+    let mut bufs = PreparedBuffers::new(items.iter_mut().map(|(_, buf)| &mut **buf))?;
+    Ok(keys.get_into(store, &mut bufs)?.collect())
 }
 
 /// Writes objects from buffers.
@@ -105,11 +103,11 @@ pub fn put_from(
     store: &dyn Store,
     items: &[(&[u8], &[u8])],
 ) -> Result<Vec<Result<StoreOutcome, OpError>>, DirectError> {
-    let mut call = Call::new(items.iter().map(|(key, _)| *key))?;
+    let mut keys = PreparedKeys::new(items.iter().map(|(key, _)| *key))?;
     let lens: Vec<usize> = items.iter().map(|(_, bytes)| bytes.len()).collect();
     refuse_zero_length(&lens)?;
     let bufs: Vec<*const u8> = items.iter().map(|(_, bytes)| bytes.as_ptr()).collect();
-    let results = call.run(|keys| {
+    let results = keys.run(|keys| {
         // SAFETY: the pointers and lengths are those of `items`' slices, borrowed until this function returns.
         let mut batch = unsafe { StoreBatch::new(keys, &bufs, &lens) };
         store.batch_put_from(&mut batch)
@@ -126,9 +124,8 @@ pub fn remove(
     keys: &[&[u8]],
     force: bool,
 ) -> Result<Vec<Result<(), OpError>>, DirectError> {
-    let mut call = Call::new(keys.iter().copied())?;
-    let results = call.run(|keys| store.batch_remove(&mut DeleteBatch::new(keys, force)));
-    Ok(results.map(|r| r.map(|_| ())).collect())
+    let mut keys = PreparedKeys::new(keys.iter().copied())?;
+    Ok(keys.remove(store, force).collect())
 }
 
 fn refuse_zero_length(lens: &[usize]) -> Result<(), DirectError> {
@@ -138,20 +135,28 @@ fn refuse_zero_length(lens: &[usize]) -> Result<(), DirectError> {
     }
 }
 
-/// The arrays of one call.
-struct Call {
-    /// All keys, each followed by its NUL.
-    bytes: Vec<u8>,
+/// The keys of a call, laid out as stores want them.
+pub struct PreparedKeys {
+    /// All keys, each followed by its NUL. Never touched again: `ptrs` point into it.
+    _bytes: Vec<u8>,
+    ptrs: Vec<*const c_char>,
     lens: Vec<usize>,
     results: Vec<RawResult>,
 }
 
-impl Call {
-    fn new<'k>(keys: impl Iterator<Item = &'k [u8]>) -> Result<Self, DirectError> {
+// SAFETY: `ptrs` point into `_bytes`, which goes along and which nobody writes.
+unsafe impl Send for PreparedKeys {}
+
+impl PreparedKeys {
+    /// Copies the keys.
+    ///
+    /// # Errors
+    /// [`DirectError`] for a list that no store may see.
+    pub fn new<'k>(keys: impl IntoIterator<Item = &'k [u8]>) -> Result<Self, DirectError> {
         let mut seen = HashMap::new();
         let mut bytes = Vec::new();
         let mut lens = Vec::new();
-        for (index, key) in keys.enumerate() {
+        for (index, key) in keys.into_iter().enumerate() {
             if key.is_empty() {
                 return Err(DirectError::EmptyKey { index });
             }
@@ -165,29 +170,104 @@ impl Call {
             bytes.push(0);
             lens.push(key.len());
         }
-        let results = vec![UNSET; lens.len()];
+        let mut ptrs = Vec::with_capacity(lens.len());
+        let mut rest: &[u8] = &bytes;
+        for len in &lens {
+            ptrs.push(rest.as_ptr().cast());
+            rest = &rest[len + 1..];
+        }
         Ok(Self {
-            bytes,
+            results: vec![UNSET; lens.len()],
+            _bytes: bytes,
+            ptrs,
             lens,
-            results,
         })
+    }
+
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.lens.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.lens.is_empty()
+    }
+
+    /// Which of them exist.
+    pub fn exists(
+        &mut self,
+        store: &dyn Store,
+    ) -> impl ExactSizeIterator<Item = Result<bool, OpError>> + '_ {
+        let results = self.run(|keys| store.batch_exists(&mut LookupBatch { keys }));
+        results.map(|r| r.map(|there| there != 0))
+    }
+
+    /// Reads their objects into the first of these buffers: the true length of each in bytes.
+    ///
+    /// # Errors
+    /// [`DirectError::TooFewBuffers`].
+    pub fn get_into<'a>(
+        &'a mut self,
+        store: &dyn Store,
+        bufs: &'a mut PreparedBuffers<'_>,
+    ) -> Result<impl ExactSizeIterator<Item = Result<u64, OpError>> + 'a, DirectError> {
+        let (ptrs, lens) = bufs.first(self.len())?;
+        let results = self.run(|keys| {
+            // SAFETY: `PreparedBuffers` has its slices borrowed mutably, and is itself borrowed so by this function,
+            // until the call has returned.
+            let mut batch = unsafe { RetrieveBatch::new(keys, ptrs, lens) };
+            store.batch_get_into(&mut batch)
+        });
+        let fits = |(r, len): (RawResult, &usize)| match r {
+            Ok(n) if n > *len as u64 => Err(OpError::BadResult),
+            r => r,
+        };
+        Ok(results.zip(lens).map(fits))
+    }
+
+    /// Writes their objects from the first of these buffers.
+    ///
+    /// # Errors
+    /// [`DirectError::TooFewBuffers`].
+    pub fn put_from<'a>(
+        &'a mut self,
+        store: &dyn Store,
+        bufs: &PreparedBuffers<'_>,
+    ) -> Result<impl ExactSizeIterator<Item = Result<StoreOutcome, OpError>> + 'a, DirectError>
+    {
+        let (ptrs, lens) = bufs.first(self.len())?;
+        // SAFETY: `*mut u8` and `*const u8` have one layout.
+        let ptrs = unsafe { std::slice::from_raw_parts(ptrs.as_ptr().cast(), ptrs.len()) };
+        let results = self.run(|keys| {
+            // SAFETY: `PreparedBuffers` has its slices borrowed mutably, and is itself borrowed by this function, so
+            // nobody writes them until the call has returned.
+            let mut batch = unsafe { StoreBatch::new(keys, ptrs, lens) };
+            store.batch_put_from(&mut batch)
+        });
+        Ok(results.map(|r| r.map(StoreOutcome::from_raw)))
+    }
+
+    /// Removes their objects, with `force` leased ones too.
+    pub fn remove(
+        &mut self,
+        store: &dyn Store,
+        force: bool,
+    ) -> impl ExactSizeIterator<Item = Result<(), OpError>> + '_ {
+        let results = self.run(move |keys| store.batch_remove(&mut DeleteBatch::new(keys, force)));
+        results.map(|r| r.map(|_| ()))
     }
 
     /// Makes the call and settles every key's result.
     fn run(
         &mut self,
         call: impl FnOnce(Keys<'_>) -> CallResult,
-    ) -> impl Iterator<Item = RawResult> + '_ {
+    ) -> impl ExactSizeIterator<Item = RawResult> + '_ {
         if !self.lens.is_empty() {
-            let mut ptrs: Vec<*const c_char> = Vec::with_capacity(self.lens.len());
-            let mut rest: &[u8] = &self.bytes;
-            for len in &self.lens {
-                ptrs.push(rest.as_ptr().cast());
-                rest = &rest[len + 1..];
-            }
-            // SAFETY: each pointer is to `lens[i]` bytes and a NUL in `self.bytes`, borrowed and unchanged until the
-            // call has returned; the three arrays have one entry a key.
-            let keys = unsafe { Keys::new(&ptrs, &self.lens, &mut self.results) };
+            self.results.fill(UNSET);
+            // SAFETY: each pointer is to `lens[i]` bytes and a NUL in `_bytes`, which is unchanged since `new`; the three
+            // arrays have one entry a key.
+            let keys = unsafe { Keys::new(&self.ptrs, &self.lens, &mut self.results) };
             match call(keys) {
                 Ok(n) if n == self.lens.len() => {}
                 Ok(_) => self.results.fill(Err(OpError::WrongResultCount)),
@@ -198,14 +278,80 @@ impl Call {
     }
 }
 
+impl fmt::Debug for PreparedKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PreparedKeys")
+            .field("len", &self.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Buffers for [`PreparedKeys`], borrowed for as long as they are prepared.
+#[derive(Debug)]
+pub struct PreparedBuffers<'b> {
+    ptrs: Vec<*mut u8>,
+    lens: Vec<usize>,
+    borrowed: PhantomData<&'b mut [u8]>,
+}
+
+// SAFETY: it stands for the `&mut [u8]`s that it was made of, which may be sent.
+unsafe impl Send for PreparedBuffers<'_> {}
+
+impl<'b> PreparedBuffers<'b> {
+    /// Of these slices.
+    ///
+    /// # Errors
+    /// [`DirectError::ZeroLength`].
+    pub fn new(bufs: impl IntoIterator<Item = &'b mut [u8]>) -> Result<Self, DirectError> {
+        let bufs = bufs.into_iter().map(|buf| (buf.as_mut_ptr(), buf.len()));
+        let (ptrs, lens): (Vec<_>, Vec<_>) = bufs.unzip();
+        refuse_zero_length(&lens)?;
+        Ok(Self {
+            ptrs,
+            lens,
+            borrowed: PhantomData,
+        })
+    }
+
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.ptrs.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.ptrs.is_empty()
+    }
+
+    /// The bytes of buffer `i`, or `None` beyond the last.
+    pub fn get_mut(&mut self, i: usize) -> Option<&mut [u8]> {
+        let (ptr, len) = (*self.ptrs.get(i)?, *self.lens.get(i)?);
+        // SAFETY: both are those of a slice that is borrowed mutably for `'b`, by us alone; `self` is borrowed mutably for as
+        // long as the result lives.
+        Some(unsafe { std::slice::from_raw_parts_mut(ptr, len) })
+    }
+
+    fn first(&self, keys: usize) -> Result<(&[*mut u8], &[usize]), DirectError> {
+        match (self.ptrs.get(..keys), self.lens.get(..keys)) {
+            (Some(ptrs), Some(lens)) => Ok((ptrs, lens)),
+            _ => Err(DirectError::TooFewBuffers {
+                keys,
+                buffers: self.len(),
+            }),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
     use super::*;
 
     /// Answers as told, and counts calls.
     #[derive(Default)]
     struct Odd {
-        calls: std::sync::atomic::AtomicUsize,
+        calls: AtomicUsize,
         answer: Option<CallResult>,
         set_first: bool,
         claim: u64,
@@ -213,8 +359,7 @@ mod tests {
 
     impl Odd {
         fn answer(&self, len: usize) -> CallResult {
-            self.calls
-                .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            self.calls.fetch_add(1, Relaxed);
             self.answer.unwrap_or(Ok(len))
         }
     }
@@ -345,6 +490,84 @@ mod tests {
         }
         let keys: [&[u8]; 4] = [b"a", b"longer", &[b'k'; 1000], "键".as_bytes()];
         assert_eq!(exists(&Keyed, &keys), Ok(vec![Ok(true); 4]));
+    }
+
+    #[test]
+    fn prepared_calls_settle_anew_each_time() {
+        // Each call sets what the one before had set, or nothing.
+        struct Once(AtomicUsize);
+        impl Store for Once {
+            fn name(&self) -> &str {
+                "once"
+            }
+            fn batch_exists(&self, batch: &mut LookupBatch<'_>) -> CallResult {
+                if self.0.fetch_add(1, Relaxed) == 0 {
+                    batch.set(0, Ok(true));
+                    batch.set(1, Ok(true));
+                }
+                Ok(batch.len())
+            }
+            fn batch_get_into(&self, batch: &mut RetrieveBatch<'_>) -> CallResult {
+                let n = self.0.fetch_add(1, Relaxed) as u8;
+                for i in 0..batch.len() {
+                    batch.fill(i, &[n, i as u8]);
+                }
+                Ok(batch.len())
+            }
+            fn batch_put_from(&self, batch: &mut StoreBatch<'_>) -> CallResult {
+                for i in 0..batch.len() {
+                    assert_eq!(batch.bytes(i)[1], i as u8);
+                    batch.set(i, Ok(StoreOutcome::Stored));
+                }
+                Ok(batch.len())
+            }
+            fn batch_remove(&self, batch: &mut DeleteBatch<'_>) -> CallResult {
+                let force = batch.force();
+                for i in 0..batch.len() {
+                    batch.set(i, force.then_some(()).ok_or(OpError::Leased));
+                }
+                Ok(batch.len())
+            }
+        }
+        let store = Once(AtomicUsize::new(0));
+        let mut keys = PreparedKeys::new(KEYS).unwrap();
+        assert_eq!(keys.exists(&store).collect::<Vec<_>>(), [Ok(true); 2]);
+        let unset = [Err(OpError::BadResult); 2];
+        assert_eq!(keys.exists(&store).collect::<Vec<_>>(), unset);
+        let mut memory = [[0u8; 2]; 3];
+        let slices = memory.iter_mut().map(|buf| &mut buf[..]);
+        let mut bufs = PreparedBuffers::new(slices).unwrap();
+        for n in 2..4 {
+            let got = keys.get_into(&store, &mut bufs).unwrap();
+            assert_eq!(got.collect::<Vec<_>>(), [Ok(2); 2]);
+            assert_eq!(bufs.get_mut(1), Some(&mut [n, 1][..]));
+        }
+        assert_eq!(bufs.get_mut(2), Some(&mut [0, 0][..]), "no key of its own");
+        assert_eq!(bufs.get_mut(3), None);
+        let put = keys.put_from(&store, &bufs).unwrap();
+        assert_eq!(put.collect::<Vec<_>>(), [Ok(StoreOutcome::Stored); 2]);
+        for (force, want) in [(true, Ok(())), (false, Err(OpError::Leased))] {
+            assert_eq!(keys.remove(&store, force).collect::<Vec<_>>(), [want; 2]);
+        }
+    }
+
+    #[test]
+    fn prepared_keys_without_enough_buffers_make_no_call() {
+        let store = Odd::default();
+        let mut keys = PreparedKeys::new(KEYS).unwrap();
+        let mut one = [0];
+        let mut bufs = PreparedBuffers::new([&mut one[..]]).unwrap();
+        let refused = DirectError::TooFewBuffers {
+            keys: 2,
+            buffers: 1,
+        };
+        let got = keys.get_into(&store, &mut bufs).map(drop);
+        assert_eq!(got, Err(refused.clone()));
+        let put = keys.put_from(&store, &bufs).map(drop);
+        assert_eq!(put, Err(refused));
+        let zero = PreparedBuffers::new([&mut [1][..], &mut []]).map(drop);
+        assert_eq!(zero, Err(DirectError::ZeroLength { index: 1 }));
+        assert_eq!(store.calls.into_inner(), 0);
     }
 
     #[test]

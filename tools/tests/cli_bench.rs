@@ -233,6 +233,249 @@ fn ops_that_did_no_work_are_told() {
     );
 }
 
+/// A comparison with all that it promises, whatever was compared.
+fn compare(name: &str, args: &[&str]) -> Value {
+    let report = bench(name, &[&["--compare"], args].concat());
+    assert_eq!(number(&report, "/folds"), 0);
+    let compare = &report["compare"];
+    assert_eq!(number(compare, "/rounds"), number(&report, "/rounds"));
+    let engine = &compare["engine"];
+    assert_eq!(number(engine, "/keys"), number(&report, "/ops"));
+    let in_order = |quartiles: &Value| {
+        let of = |name: &str| quartiles[name].as_f64().expect("a number");
+        let (q1, median, q3) = (of("q1"), of("median"), of("q3"));
+        assert!(0.0 < q1 && q1 <= median && median <= q3, "{quartiles}");
+        median
+    };
+    in_order(&engine["keys_per_s"]);
+    assert_eq!(number(engine, "/failed_keys"), 0);
+    for (kind, ratio) in [
+        ("per_key", "ratio_vs_per_key"),
+        ("hand_batched", "ratio_vs_hand_batched"),
+    ] {
+        let lines = compare[kind].as_array().expect("a list");
+        let mut best = Vec::new();
+        let mut medians = Vec::new();
+        for line in lines {
+            assert!(number(line, "/keys") > 0, "{line}");
+            assert_eq!(number(line, "/failed_keys"), 0);
+            assert_eq!(number(line, "/corrupt_values"), 0);
+            let median = in_order(&line["keys_per_s"]);
+            let engine_ratio = in_order(&line["engine_ratio"]);
+            medians.push(median);
+            if line["best"] == Value::Bool(true) {
+                best.push((median, engine_ratio));
+            }
+        }
+        let [(median, engine_ratio)] = best[..] else {
+            panic!("{} are the best of {kind}", best.len());
+        };
+        assert!(medians.iter().all(|other| *other <= median), "{medians:?}");
+        assert_eq!(report[ratio].as_f64(), Some(engine_ratio), "{kind}");
+    }
+    report
+}
+
+/// `threads x batch_keys` of each line.
+fn lines(report: &Value, kind: &str) -> Vec<(u64, u64)> {
+    let lines = report["compare"][kind].as_array().expect("a list");
+    let of = |line| (number(line, "/threads"), number(line, "/batch_keys"));
+    lines.iter().map(of).collect()
+}
+
+#[test]
+fn a_comparison_measures_every_op_kind_beside_the_engine_and_checks_all_values() {
+    for path in ["pair", "client"] {
+        for op in ["lookup", "retrieve", "store", "delete"] {
+            let report = compare(
+                &format!("compare_{op}_{path}"),
+                &[
+                    "--op",
+                    op,
+                    "--path",
+                    path,
+                    "--seconds",
+                    "0.004",
+                    "--rounds",
+                    "2",
+                    "--producers",
+                    "2",
+                    "--keys",
+                    "300",
+                    "--value-bytes",
+                    "100",
+                ],
+            );
+            assert_eq!(number(&report, "/rounds"), 2);
+            assert_eq!(lines(&report, "per_key"), [(1, 1), (4, 1)]);
+            // 300 keys are 75 for each of 4 threads.
+            let want = [
+                (1, 32),
+                (1, 64),
+                (1, 128),
+                (1, 256),
+                (2, 32),
+                (2, 64),
+                (2, 128),
+                (4, 32),
+                (4, 64),
+            ];
+            assert_eq!(lines(&report, "hand_batched"), want);
+            let moves = matches!(op, "retrieve" | "store");
+            let values = if moves { 300 } else { 0 };
+            assert_eq!(number(&report, "/verified_values"), values, "{op}");
+            for kind in ["per_key", "hand_batched"] {
+                for line in report["compare"][kind].as_array().expect("a list") {
+                    assert_eq!(number(line, "/verified_values"), values, "{op} {line}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn enough_keys_are_measured_in_batches_of_every_size() {
+    let args = [
+        "--op",
+        "lookup",
+        "--seconds",
+        "0.02",
+        "--keys",
+        "1024",
+        "--l2-adapter",
+        r#"{"type": "null"}"#,
+    ];
+    let report = compare("compare_all", &args);
+    assert_eq!(number(&report, "/rounds"), 21);
+    let all: Vec<_> = [1, 2, 4]
+        .iter()
+        .flat_map(|threads| [32, 64, 128, 256].map(|batch| (*threads, batch)))
+        .collect();
+    assert_eq!(lines(&report, "hand_batched"), all);
+}
+
+#[test]
+fn where_a_call_costs_the_same_whatever_it_holds_rates_follow_keys_in_flight() {
+    // 5 ms a call: what is left of a rate is how many keys are in a call, times the threads.
+    let adapter = r#"{"type": "sim", "delay_us": 5000}"#;
+    let report = compare(
+        "compare_sim",
+        &[
+            "--l2-adapter",
+            adapter,
+            "--op",
+            "lookup",
+            "--keys",
+            "256",
+            "--producers",
+            "4",
+            "--depth",
+            "64",
+            "--seconds",
+            "0.12",
+            "--rounds",
+            "3",
+        ],
+    );
+    let median = |kind: &str, (threads, batch): (u64, u64)| {
+        let at = lines(&report, kind);
+        let at = at.iter().position(|line| *line == (threads, batch));
+        let line = &report["compare"][kind][at.expect("measured")];
+        line["keys_per_s"]["median"].as_f64().expect("a number")
+    };
+    let one = median("per_key", (1, 1));
+    // Sleeps are long by up to a few ms on a busy machine, never short.
+    assert!((20.0..=201.0).contains(&one), "{one}");
+    for (threads, batch) in [(1, 32), (1, 256), (4, 32), (4, 64)] {
+        let times = median("hand_batched", (threads, batch)) / one;
+        let want = (threads * batch) as f64;
+        assert!(
+            (want / 3.0..want * 3.0).contains(&times),
+            "{threads} {batch}: {times}"
+        );
+    }
+    assert!(median("per_key", (4, 1)) > 1.3 * one);
+    // 256 in flight against 4.
+    let ratio = report["ratio_vs_per_key"].as_f64().expect("a number");
+    assert!((8.0..200.0).contains(&ratio), "{ratio}");
+    // As many in flight.
+    let ratio = report["ratio_vs_hand_batched"].as_f64().expect("a number");
+    assert!((0.1..2.0).contains(&ratio), "{ratio}");
+}
+
+#[test]
+fn values_that_come_damaged_to_a_direct_call_are_found_too() {
+    let adapter = r#"{"type": "sim", "flip_bytes": {"calls": [1], "op": "retrieve"}}"#;
+    let args = [
+        "bench",
+        "--compare",
+        "--l2-adapter",
+        adapter,
+        "--keys",
+        "128",
+        "--seconds",
+        "0.01",
+        "--rounds",
+        "1",
+    ];
+    let (run, report) = with_json("compare_damaged", &args);
+    // The first retrieve of all is the first contestant's: one call per key, by one thread.
+    assert_eq!(number(&report, "/compare/per_key/0/corrupt_values"), 1);
+    assert_eq!(number(&report, "/compare/per_key/1/corrupt_values"), 0);
+    assert_eq!(number(&report, "/corrupt_values"), 1);
+    assert_eq!(run.code, Some(1), "{run:?}");
+    assert_eq!(run.stderr, "moonring: 1 values have wrong bytes\n");
+}
+
+#[test]
+fn keys_that_fail_in_a_direct_call_are_told() {
+    let adapter = r#"{"type": "sim", "call_error_rate": 0.2}"#;
+    let args = [
+        "bench",
+        "--compare",
+        "--l2-adapter",
+        adapter,
+        "--op",
+        "store",
+        "--keys",
+        "128",
+        "--seconds",
+        "0.01",
+        "--rounds",
+        "2",
+    ];
+    let (run, report) = with_json("compare_failed", &args);
+    assert_eq!(run.code, Some(0), "{run:?}");
+    assert!(number(&report, "/compare/per_key/0/failed_keys") > 0);
+    assert!(run.stderr.contains("ops did not do their work"), "{run:?}");
+}
+
+#[test]
+fn the_table_of_a_comparison_has_all_of_it() {
+    let run = moonring([
+        "bench",
+        "--compare",
+        "--op",
+        "lookup",
+        "--keys",
+        "1024",
+        "--seconds",
+        "0.01",
+        "--rounds",
+        "1",
+    ]);
+    assert_eq!(run.code, Some(0), "{run:?}");
+    for told in [
+        "one call per key, 4 threads",
+        "batches of 256 keys, 4 threads",
+        "engine's ratio",
+        "folds 0",
+    ] {
+        assert!(run.stdout.contains(told), "{told}: {}", run.stdout);
+    }
+    assert_eq!(run.stdout.matches("  * ").count(), 2, "{}", run.stdout);
+}
+
 #[test]
 fn bad_input_is_told_in_one_line_and_ends_with_2() {
     for (args, told) in [
@@ -257,6 +500,19 @@ fn bad_input_is_told_in_one_line_and_ends_with_2() {
             "--region-bytes: the region needs 256 KiB (262144 bytes) for 1 producers x 64 ops in flight \
              x 4 KiB, it has 8 KiB (8192 bytes)",
         ),
+        (
+            &["--compare", "--keys", "1024", "--region-bytes", "8192"],
+            "--region-bytes: the region needs 4.2 MiB (4456448 bytes) for 1 producers x 64 ops in flight \
+             and 1024 buffers of hand-made batches x 4 KiB, it has 8 KiB (8192 bytes)",
+        ),
+        (
+            &["--compare", "--keys", "127"],
+            "--keys: 127, --compare needs at least 128, 32 for each of 4 threads",
+        ),
+        (
+            &["--compare", "--op", "mixed"],
+            "--compare: not with --op mixed, one op kind is compared",
+        ),
     ] {
         let run = moonring([&["bench"], args].concat());
         assert_eq!(run.code, Some(2), "{run:?}");
@@ -273,6 +529,9 @@ fn bad_input_is_told_in_one_line_and_ends_with_2() {
         &["--seconds", "0"],
         &["--op", "get"],
         &["--producers", "0"],
+        &["--rounds", "3"],
+        &["--compare", "--rounds", "0"],
+        &["--compare", "--ops", "100"],
     ] {
         assert_eq!(moonring([&["bench"], args].concat()).code, Some(2));
     }

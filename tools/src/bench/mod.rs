@@ -1,5 +1,6 @@
 //! `moonring bench`: one op kind, in a closed loop.
 
+mod compare;
 mod plan;
 mod producer;
 mod report;
@@ -8,15 +9,17 @@ mod rounds;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use moonring::{INLINE_KEY, OpKind};
+use moonring::{INLINE_KEY, OpKind, Stats};
 
 use crate::cli::{Failure, PathKind};
 use crate::keys::random_salt;
 use crate::session::{self, JsonOut, Need, Session};
 use crate::table;
-use plan::{Hand, Keys, Phase, Values};
+use compare::Compared;
+use plan::{Counts, Hand, Keys, Phase, Values};
 use producer::{Producer, Way};
 use report::Report;
+use rounds::Measured;
 
 /// Arguments of `bench`.
 #[derive(Debug, Args)]
@@ -51,6 +54,12 @@ pub struct BenchArgs {
     /// Ops in flight of each producer
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
     depth: u32,
+    /// Measure beside the engine, in the same run: one call per key, and batches made by hand
+    #[arg(long, conflicts_with = "ops")]
+    compare: bool,
+    /// Rounds of the comparison, each a part of the seconds [default: 21]
+    #[arg(long, value_name = "N", requires = "compare", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    rounds: Option<u32>,
     /// At most N keys in a store call [default: moonring.max_batch of --l2-adapter]
     #[arg(long, value_name = "N")]
     max_batch: Option<usize>,
@@ -86,6 +95,17 @@ fn seconds(text: &str) -> Result<f64, String> {
 }
 
 impl BenchOp {
+    /// The op kind that is measured, if it is one.
+    const fn kind(self) -> Option<OpKind> {
+        match self {
+            BenchOp::Lookup => Some(OpKind::Lookup),
+            BenchOp::Retrieve => Some(OpKind::Retrieve),
+            BenchOp::Store => Some(OpKind::Store),
+            BenchOp::Delete => Some(OpKind::Delete),
+            BenchOp::Mixed => None,
+        }
+    }
+
     const fn name(self) -> &'static str {
         match self {
             BenchOp::Lookup => "lookup",
@@ -193,17 +213,24 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
             args.keys
         )));
     }
+    let compared = compared_op(args)?;
     let salt = random_salt();
     let keys = (0..producers).map(|producer| {
         let [producer, producers, keys] = [producer, producers, args.keys].map(u64::from);
         Keys::make(producer, producers, keys, args.key_bytes as usize, &salt)
     });
     let keys = keys.collect::<Result<Vec<_>, _>>()?;
+    let slots = u64::from(producers) * u64::from(depth);
+    let rivals_slots = compared.map_or(0, |_| compare::slots(args));
+    let and_rivals = match rivals_slots {
+        0 => String::new(),
+        slots => format!(" and {slots} buffers of hand-made batches"),
+    };
     let need = Need {
         slot_bytes: args.value_bytes,
-        slots: u64::from(producers) * u64::from(depth),
+        slots: slots + rivals_slots,
         why: format!(
-            "{producers} producers x {depth} ops in flight x {}",
+            "{producers} producers x {depth} ops in flight{and_rivals} x {}",
             table::bytes(args.value_bytes)
         ),
     };
@@ -213,35 +240,127 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     let producers = keys.into_iter().map(|keys| producer(args, &session, keys));
     let producers = producers.collect::<Result<Vec<_>, _>>()?;
     // A store that moves no bytes gives none back.
-    let verify =
-        matches!(args.op, BenchOp::Retrieve | BenchOp::Store) && !session::is_null(&adapter);
-    let (measured, verified, stats) = rounds::drive(args, &session, producers, verify);
+    let keeps = !session::is_null(&adapter);
+    let mut results = match compared {
+        None => {
+            let verify = keeps && matches!(args.op, BenchOp::Retrieve | BenchOp::Store);
+            Results::of_rounds(rounds::drive(args, &session, producers, verify))
+        }
+        Some(op) => {
+            let lend = |_| session.slots.as_ref()?.lend(args.value_bytes as usize);
+            let slots = (0..rivals_slots).map(lend).collect::<Option<Vec<_>>>();
+            let slots = slots.ok_or_else(|| Failure::run("the pool has too few slots"))?;
+            let compared = compare::drive(args, op, &session, producers, slots, keeps);
+            Results::of_comparison(compared, &session)
+        }
+    };
     let (last, shut_down) = session.end();
 
-    let mut errors: Vec<_> = [measured.as_ref().err(), verified.as_ref().err()]
-        .into_iter()
-        .flatten()
-        .cloned()
-        .collect();
-    // A producer that failed tells it in both.
-    errors.dedup();
-    let (measured, verified) = (measured.unwrap_or_default(), verified.unwrap_or_default());
-    if verified.corrupt > 0 {
-        let n = table::count(verified.corrupt);
-        errors.push(format!("{n} values have wrong bytes"));
+    let corrupt = results.corrupt();
+    if corrupt > 0 {
+        let n = table::count(corrupt);
+        results.errors.push(format!("{n} values have wrong bytes"));
     }
-    let report = Report::new(args, &adapter, &measured, &verified, &stats, &last, &errors);
-    json.write(&report, &report.text(&stats))?;
-    if measured.counts.failed > 0 {
+    let report = Report::new(args, &adapter, &results, &last);
+    json.write(&report, &report.text(&results))?;
+    let all = results.all();
+    if all.failed > 0 {
         eprintln!(
             "moonring: warning: {} of {} ops did not do their work; see the results",
-            table::count(measured.counts.failed),
-            table::count(measured.counts.ops)
+            table::count(all.failed),
+            table::count(all.ops)
         );
     }
-    match errors.into_iter().next() {
+    match results.errors.into_iter().next() {
         Some(error) => Err(Failure::run(error)),
         None => shut_down,
+    }
+}
+
+/// What a bench came to.
+struct Results {
+    measured: Measured,
+    /// Values read back through the engine.
+    verified: Counts,
+    /// Of the measured time.
+    stats: Stats,
+    compared: Option<Compared>,
+    /// Why the run did not go well, a line each.
+    errors: Vec<String>,
+}
+
+impl Results {
+    fn of_rounds(
+        (measured, verified, stats): (Result<Measured, String>, rounds::Verified, Stats),
+    ) -> Self {
+        let errors = [measured.as_ref().err(), verified.as_ref().err()];
+        let mut errors: Vec<_> = errors.into_iter().flatten().cloned().collect();
+        // A producer that failed tells it in both.
+        errors.dedup();
+        Self {
+            measured: measured.unwrap_or_default(),
+            verified: verified.unwrap_or_default(),
+            stats,
+            compared: None,
+            errors,
+        }
+    }
+
+    fn of_comparison(outcome: Result<compare::Outcome, String>, session: &Session) -> Self {
+        match outcome {
+            Ok(outcome) => Self {
+                measured: outcome.measured,
+                verified: outcome.verified,
+                stats: outcome.stats,
+                errors: outcome.compared.error().into_iter().collect(),
+                compared: Some(outcome.compared),
+            },
+            Err(error) => Self {
+                measured: Measured::default(),
+                verified: Counts::default(),
+                stats: session.engine.stats(),
+                compared: None,
+                errors: vec![error],
+            },
+        }
+    }
+
+    /// All measured ops, also those of others than the engine.
+    fn all(&self) -> Counts {
+        let mut all = self.measured.counts;
+        if let Some(compared) = &self.compared {
+            all.add(compared.rivals());
+        }
+        all
+    }
+
+    /// Values with wrong bytes, whoever read them.
+    fn corrupt(&self) -> u64 {
+        self.all().corrupt + self.verified.corrupt
+    }
+}
+
+/// What `--compare` measures, if it is asked for.
+fn compared_op(args: &BenchArgs) -> Result<Option<OpKind>, Failure> {
+    let least = compare::LEAST_KEYS;
+    match args.op.kind() {
+        _ if !args.compare => Ok(None),
+        None => Err(Failure::input(
+            "--compare: not with --op mixed, one op kind is compared",
+        )),
+        Some(_) if args.keys < least => Err(Failure::input(format!(
+            "--keys: {}, --compare needs at least {least}, 32 for each of 4 threads",
+            args.keys
+        ))),
+        op => Ok(op),
+    }
+}
+
+/// What is moved.
+fn values(args: &BenchArgs) -> Values {
+    Values {
+        bytes: args.value_bytes as usize,
+        one_for_all: matches!(args.op, BenchOp::Store | BenchOp::Mixed),
     }
 }
 
@@ -264,9 +383,6 @@ fn producer(args: &BenchArgs, session: &Session, keys: Keys) -> Result<Producer,
         way,
         hands: (0..depth).map(hand).collect(),
         keys,
-        values: Values {
-            bytes: args.value_bytes as usize,
-            one_for_all: matches!(args.op, BenchOp::Store | BenchOp::Mixed),
-        },
+        values: values(args),
     })
 }

@@ -47,7 +47,7 @@ pub struct Values {
 
 impl Values {
     /// What the value of key `index` (over all producers) must be.
-    fn content(self, index: u64) -> Content {
+    pub fn content(self, index: u64) -> Content {
         Content::new(if self.one_for_all { 0 } else { index }, 0)
     }
 }
@@ -136,6 +136,11 @@ impl Keys {
     /// How many.
     pub fn len(&self) -> usize {
         self.keys.len()
+    }
+
+    /// All of them, in order.
+    pub fn all(&self) -> &[Vec<u8>] {
+        &self.keys
     }
 
     /// Key `i` of this producer.

@@ -7,9 +7,8 @@ use moonring::config::L2Adapter;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::BenchArgs;
-use super::plan::Counts;
-use super::rounds::Measured;
+use super::compare::Compared;
+use super::{BenchArgs, Results};
 use crate::session;
 use crate::table::{self, Table};
 
@@ -45,21 +44,23 @@ pub struct Report {
     lanes: Value,
     /// Over the whole life of the engine.
     engine: Value,
+    /// Only with `--compare`.
+    #[serde(flatten)]
+    compared: Option<Compared>,
     /// Why the run did not go well, a line each.
     errors: Vec<String>,
 }
 
 impl Report {
-    /// The report of a run. `stats` are those of the measured time, `last` those of the engine's life.
-    pub fn new(
-        args: &BenchArgs,
-        adapter: &L2Adapter,
-        measured: &Measured,
-        verified: &Counts,
-        stats: &Stats,
-        last: &Stats,
-        errors: &[String],
-    ) -> Self {
+    /// The report of a run. `last` are the statistics of the engine's whole life.
+    pub fn new(args: &BenchArgs, adapter: &L2Adapter, results: &Results, last: &Stats) -> Self {
+        let Results {
+            measured,
+            verified,
+            stats,
+            compared,
+            errors,
+        } = results;
         let wall_s = measured.time.as_secs_f64();
         let per_s = |n: u64| if wall_s > 0.0 { n as f64 / wall_s } else { 0.0 };
         let counts = &measured.counts;
@@ -81,15 +82,16 @@ impl Report {
             ops_per_s: per_s(counts.ops),
             gbytes_per_s: per_s(counts.bytes) / 1e9,
             verified_values: verified.ops - verified.failed,
-            corrupt_values: verified.corrupt,
+            corrupt_values: results.corrupt(),
             lanes: session::stats_json(stats).0,
             engine: session::stats_json(last).1,
-            errors: errors.to_vec(),
+            compared: compared.clone(),
+            errors: errors.clone(),
         }
     }
 
     /// The text for people.
-    pub fn text(&self, stats: &Stats) -> String {
+    pub fn text(&self, results: &Results) -> String {
         let mut text = String::new();
         // Writing to a String can't fail.
         let _ = writeln!(
@@ -117,7 +119,11 @@ impl Report {
         row("corrupt values", table::count(self.corrupt_values));
         text.push_str(&counts.text());
         text.push('\n');
-        text.push_str(&session::lanes_table(stats));
+        text.push_str(&session::lanes_table(&results.stats));
+        if let Some(compared) = &self.compared {
+            text.push('\n');
+            text.push_str(&compared.text());
+        }
         text
     }
 }
