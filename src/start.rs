@@ -3,7 +3,8 @@
 use std::sync::{Arc, mpsc};
 
 use crate::config::{ConfigError, CoreChoice};
-use crate::engine::{Engine, Shared, Spinners};
+use crate::engine::{Closing, Engine, Shared, Spinners};
+use crate::fork::ForkWord;
 use crate::lane::{Group, Lane};
 use crate::memory::{Given, Memory, RegistrationFailed};
 use crate::signals::BlockedSignals;
@@ -249,6 +250,8 @@ impl EngineBuilder {
             warnings,
         };
         report.warnings.extend(self.store.warnings());
+        let closing = ForkWord::new(Closing::No as u64);
+        report.warnings.extend(closing.warning());
         for plan in &plans {
             report.workers.push(WorkerStart {
                 name: plan.name.clone(),
@@ -258,7 +261,9 @@ impl EngineBuilder {
             });
         }
         let spinners = Spinners::new(allowed.len(), &config);
-        let shared = Shared::new(config, self.store, memory, lanes, groups, spinners, report);
+        let shared = Shared::new(
+            config, self.store, memory, lanes, groups, spinners, closing, report,
+        );
         Ok((shared, plans))
     }
 }
