@@ -75,6 +75,7 @@ mod clients;
 pub mod config;
 mod engine;
 mod error;
+mod exit;
 mod fork;
 mod future;
 mod inflight;

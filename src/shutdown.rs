@@ -200,6 +200,12 @@ impl Shared {
         }
     }
 
+    /// Whether [`release`](Self::release) is over.
+    pub(crate) fn is_released(&self) -> bool {
+        let released = self.released.lock().unwrap_or_else(|e| e.into_inner());
+        released.is_some()
+    }
+
     /// Unregisters the memory and closes the store, once. No store call is under way, and none comes.
     fn release(&self) -> Vec<String> {
         let mut released = self.released.lock().unwrap_or_else(|e| e.into_inner());

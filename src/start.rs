@@ -11,7 +11,7 @@ use crate::signals::BlockedSignals;
 use crate::store::{Capabilities, RegisterError, Store};
 use crate::timer::Sweeper;
 use crate::worker::{Driver, Worker};
-use crate::{EngineConfig, OpKind, Overlap, Region, RegionReport, affinity, shutdown};
+use crate::{EngineConfig, OpKind, Overlap, Region, RegionReport, affinity, exit, shutdown};
 
 /// Why an engine did not start. Whatever had been set up before is taken back.
 #[derive(Debug, thiserror::Error)]
@@ -425,6 +425,7 @@ fn spawn(mut shared: Shared, plans: Vec<Plan>) -> Result<Engine, StartError> {
         // The worker waits for it.
         let _ = give.send(Arc::clone(&shared));
     }
+    exit::register(&shared);
     Ok(Engine { shared })
 }
 

@@ -147,6 +147,7 @@ impl MooncakeStore {
     pub fn open(config: &MooncakeConfig, options: &OpenOptions) -> Result<Self, MooncakeError> {
         config.check_region(options.region)?;
         let client = setup::open(config, options.library.clone(), options.setup_timeout)?;
+        crate::exit::library_opened();
         Ok(Self {
             client,
             inside: Inside::default(),
