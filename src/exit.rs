@@ -26,6 +26,9 @@ use crate::waker::quietly;
 /// How long all engines together may take.
 const LIMIT: Duration = Duration::from_secs(3);
 
+/// How long their calls may; then the ops in them end as shut down.
+const CALLS: Duration = Duration::from_millis(2700);
+
 /// How often it is looked whether a worker has come back that an earlier shutdown did not wait for.
 const LOOKS: Duration = Duration::from_millis(5);
 
@@ -146,7 +149,7 @@ fn end_all() -> bool {
         let left = Arc::clone(&left);
         // On threads of their own: closing a store may take longer than we wait.
         let end = move || {
-            let _ = shutdown(&engine, Shutdown::Cancel, LIMIT);
+            let _ = shutdown(&engine, Shutdown::Cancel, CALLS);
             while !engine.is_released() {
                 std::thread::sleep(LOOKS);
             }

@@ -15,8 +15,8 @@ use std::time::Duration;
 use common::{Spy, assert_at_rest, eventually, in_a_child, memory, sim, slots, watchdog};
 use moonring::store::{SimOptions, Store, StoreHealth, direct};
 use moonring::{
-    ClientError, Done, Engine, EngineConfig, OpError, OpKind, PairError, Shutdown, ShutdownError,
-    Stats, Submission, SubmitError, WaitError,
+    Cancel, ClientError, Done, Engine, EngineConfig, IfRunning, OpError, OpKind, PairError,
+    Shutdown, ShutdownError, Stats, Submission, SubmitError, WaitError,
 };
 use standin::{Kind, Master, StandIn};
 
@@ -82,7 +82,8 @@ fn each_call_in_a_child_answers_forked_and_nobody_else_notices() {
     pair.wait(1, None).unwrap();
     let fd = pair.event_fd().unwrap();
     let gate = sim.gate().close(&[OpKind::Store, OpKind::Lookup]);
-    pair.submit(Submission::store("a", pool.lend(64).unwrap()).user_data(1))
+    let ticket = pair
+        .submit(Submission::store("a", pool.lend(64).unwrap()).user_data(1))
         .unwrap();
     assert!(sim.gate().wait_inside(OpKind::Store, 1, LIMIT));
     let mut other = engine.pair(8).unwrap();
@@ -103,7 +104,7 @@ fn each_call_in_a_child_answers_forked_and_nobody_else_notices() {
     let mut waits = boxed(client.retrieve("b", pool.lend(64).unwrap()));
     assert!(poll(&mut waits).is_pending());
     eventually(|| spy.calls() == 4);
-    assert_eq!(engine.stats().engine.credits_in_use, 2 + 4);
+    assert_eq!(engine.stats().engine.credits_in_use, 3 + 4);
     assert!(!is_readable(fd.as_raw_fd()));
     let seen = spy.seen().len();
 
@@ -126,6 +127,12 @@ fn each_call_in_a_child_answers_forked_and_nobody_else_notices() {
         let ended = engine.shutdown(Shutdown::Drain, Duration::MAX);
         check!(7, ended == Err(ShutdownError::Forked));
         check!(8, engine.stats() == Stats::default());
+        check!(
+            21,
+            pair.cancel(ticket, IfRunning::Abandon) == Cancel::Forked
+        );
+        check!(22, pair.cancel_all(1, IfRunning::Abandon) == 0);
+        check!(23, engine.quarantined().is_empty());
         check!(9, client.blocking().lookup("x") == Err(REFUSED));
         check!(10, engine.client().blocking().delete("x") == Err(REFUSED));
         let prefix = moonring::block_on(client.lookup_prefix(["x"]));
@@ -259,13 +266,17 @@ fn of_100_forks_under_load_no_child_waits_for_a_lock_and_no_op_is_lost() {
                 // Pairs come and go, one of them with its op in flight.
                 _ => {
                     let mut pair = engine.pair(2).unwrap();
-                    pair.submit(Submission::store(&key, slot)).unwrap();
+                    let op = Submission::store(&key, slot).timeout(Some(LIMIT));
+                    let ticket = pair.submit(op).unwrap();
                     if submitted.load(Relaxed).is_multiple_of(3) {
                         ended.fetch_add(1, Relaxed);
                         continue;
                     }
                     pair.wait(1, None).unwrap();
                     ended.fetch_add(u64::from(pair.poll().unwrap().result.is_ok()), Relaxed);
+                    // These take the lock of what is in quarantine.
+                    pair.cancel(ticket, IfRunning::Abandon);
+                    engine.quarantined();
                     engine.stats();
                 }
             }
@@ -280,9 +291,10 @@ fn of_100_forks_under_load_no_child_waits_for_a_lock_and_no_op_is_lost() {
         for round in 0..100 {
             let mut pair = engine.pair(4).unwrap();
             pair.submit(Submission::lookup("key-0")).unwrap();
-            let mut flies = boxed(client.lookup("key-1"));
+            let impatient = client.with_cancel_on_drop();
+            let mut flies = boxed(impatient.lookup("key-1"));
             let mut waits = boxed(client.lookup("key-2"));
-            let mut kept = boxed(client.lookup("key-3"));
+            let mut kept = boxed(impatient.lookup("key-3"));
             let asked = poll(&mut waits).is_pending();
             let _ = poll(&mut kept);
             let slot = pool.lend(64);
@@ -297,6 +309,8 @@ fn of_100_forks_under_load_no_child_waits_for_a_lock_and_no_op_is_lost() {
                 check!(2, pair.wait(1, None) == Err(WaitError::Forked));
                 check!(3, matches!(engine.pair(1), Err(PairError::Forked)));
                 check!(4, engine.stats() == Stats::default());
+                check!(8, engine.quarantined().is_empty());
+                check!(9, pair.cancel_all(0, IfRunning::Abandon) == 0);
                 check!(
                     5,
                     poll(&mut flies).is_ready() && (!asked || poll(&mut waits).is_ready())
