@@ -96,13 +96,14 @@ impl Clients {
     ) -> Result<(Ticket, u64), SubmitError> {
         let op = submission.op;
         let checked = match engine.is_closing() {
-            true => Err(SubmitError::ShutDown),
+            true => Err(engine.refusal()),
             false => engine
                 .check_lane(op)
                 .and_then(|()| key::check_len(submission.key, engine.config.max_key)),
         };
         if let Err(reason) = checked {
-            if let Some(index) = credit {
+            // In a child no lock is taken, also not for those who wait for this credit.
+            if let Some(index) = credit.filter(|_| reason != SubmitError::Forked) {
                 self.give_back(index, None);
             }
             return Err(reason);

@@ -1,12 +1,13 @@
 //! The engine: what all its parts share, and the handle that users hold.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use crate::client::OpOptions;
 use crate::clients::Clients;
+use crate::fork::ForkWord;
 use crate::inflight::NEVER;
 use crate::key::KeyHasher;
 use crate::lane::{Group, Lane};
@@ -26,13 +27,15 @@ use crate::{
 
 /// Whether ops are taken in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
+#[repr(u64)]
 pub(crate) enum Closing {
-    No = 0,
+    /// This is a child of the engine's process: what a wiped page says.
+    Forked = 0,
+    No = 1,
     /// No more intake; what is queued is executed.
-    Drain = 1,
+    Drain = 2,
     /// No more intake; what is queued ends as shut down.
-    Cancel = 2,
+    Cancel = 3,
 }
 
 /// What pairs, clients and workers share. Lives until the last of them is gone.
@@ -60,7 +63,7 @@ pub(crate) struct Shared {
     /// Clients that exist, by their engine handles.
     pub(crate) client_handles: AtomicU64,
     /// A [`Closing`]. Written by `shutdown`, read before each submission and each batch.
-    closing: AtomicU8,
+    closing: ForkWord,
     /// All workers have left, or their time was up: nobody waits for completions any more.
     closed: AtomicBool,
     /// Workers that have not left, by their numbers in the start report.
@@ -82,6 +85,7 @@ impl Shared {
         lanes: [Lane; 4],
         groups: Vec<Group>,
         spinners: Spinners,
+        closing: ForkWord,
         report: StartReport,
         (clock, timer): (quanta::Clock, Timer),
     ) -> Self {
@@ -110,7 +114,7 @@ impl Shared {
                 .collect(),
             ended: Mutex::new(()),
             client_handles: AtomicU64::new(0),
-            closing: AtomicU8::new(Closing::No as u8),
+            closing,
             closed: AtomicBool::new(false),
             working: Mutex::new(Vec::new()),
             left: Condvar::new(),
@@ -128,19 +132,39 @@ impl Shared {
 
     #[inline(always)]
     pub(crate) fn is_closing(&self) -> bool {
-        self.closing.load(Ordering::Relaxed) != Closing::No as u8
+        self.closing.load(Ordering::Relaxed) != Closing::No as u64
+    }
+
+    /// Whether this is a child of the engine's process. It may take no lock then, and tell nobody anything.
+    #[inline(always)]
+    pub(crate) fn is_forked(&self) -> bool {
+        self.closing.is_wiped()
+    }
+
+    /// Why an engine that [`is_closing`](Self::is_closing) takes no op.
+    #[cold]
+    pub(crate) fn refusal(&self) -> SubmitError {
+        match self.closing() {
+            Closing::Forked => SubmitError::Forked,
+            _ => SubmitError::ShutDown,
+        }
     }
 
     pub(crate) fn closing(&self) -> Closing {
         match self.closing.load(Ordering::Relaxed) {
-            0 => Closing::No,
-            1 => Closing::Drain,
+            0 => Closing::Forked,
+            1 => Closing::No,
+            2 => Closing::Drain,
             _ => Closing::Cancel,
         }
     }
 
     pub(crate) fn set_closing(&self, closing: Closing) {
-        self.closing.fetch_max(closing as u8, Ordering::SeqCst);
+        let later = |now: u64| (now != Closing::Forked as u64).then_some(now.max(closing as u64));
+        // `Err` in a child, where it stays as it is.
+        let _ = self
+            .closing
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, later);
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -229,7 +253,10 @@ impl Shared {
     /// Ends what the pair has queued in a lane to which no worker comes any more.
     #[cold]
     pub(crate) fn end_queued(&self, pair: &PairShared, op: OpKind) {
-        worker::end_queued(self, pair, op);
+        // A child's worker would be waited for in vain.
+        if !self.is_forked() {
+            worker::end_queued(self, pair, op);
+        }
     }
 
     pub(crate) fn stats(&self) -> Stats {
@@ -315,6 +342,9 @@ pub enum PairError {
     /// The engine no longer takes ops.
     #[error("pair: the engine is shut down")]
     ShutDown,
+    /// The engine is that of the process that forked this one.
+    #[error("pair: the engine belongs to the parent of this forked process")]
+    Forked,
 }
 
 /// A running engine: rings, workers and a store.
@@ -322,6 +352,11 @@ pub enum PairError {
 /// Threads submit through a [`Pair`] of their own, tasks through a [`Client`]. Dropping the engine shuts it down
 /// ([`Shutdown::Cancel`], at most [`Engine::DROP_LIMIT`]); pairs and clients that are left then get
 /// [`SubmitError::ShutDown`].
+///
+/// # Fork
+/// An engine belongs to the process that started it. In a forked child each call answers `Forked`, futures of
+/// ops in flight resolve to [`OpError::Forked`], and dropping any part of it frees the child's copy and
+/// does nothing else; the parent notices nothing. A child may start an engine of its own, on a store of its own.
 #[derive(Debug)]
 pub struct Engine {
     pub(crate) shared: Arc<Shared>,
@@ -364,7 +399,10 @@ impl Engine {
             return Err(PairError::Depth { depth, max });
         }
         if self.shared.is_closing() {
-            return Err(PairError::ShutDown);
+            return Err(match self.shared.is_forked() {
+                true => PairError::Forked,
+                false => PairError::ShutDown,
+            });
         }
         let max = self.shared.config.max_pairs;
         let make = |id: usize| {
@@ -387,13 +425,20 @@ impl Engine {
         Health::of(&self.shared)
     }
 
-    /// The ops that have ended while a store call still has them, and their bytes: in quarantine until it returns.
+    /// The ops that have ended while a store call still has them, and their bytes: in quarantine until it returns. None in a
+    /// forked child: they are the parent's.
     pub fn quarantined(&self) -> Vec<Quarantined> {
+        if self.shared.is_forked() {
+            return Vec::new();
+        }
         self.shared.quarantined()
     }
 
-    /// A snapshot of all counts. Makes no worker wait.
+    /// A snapshot of all counts. Makes no worker wait. In a forked child all counts are 0: they are the parent's.
     pub fn stats(&self) -> Stats {
+        if self.shared.is_forked() {
+            return Stats::default();
+        }
         self.shared.stats()
     }
 
@@ -404,7 +449,8 @@ impl Engine {
     /// called again, or from several threads: all get the report of the first call, once it is done.
     ///
     /// # Errors
-    /// [`ShutdownError::WouldDeadlock`] from one of the engine's own workers: inside a waker or a store's call.
+    /// [`ShutdownError::WouldDeadlock`] from one of the engine's own workers: inside a waker or a store's call;
+    /// [`ShutdownError::Forked`] in a forked child, where nothing is done.
     pub fn shutdown(
         &self,
         mode: Shutdown,

@@ -100,6 +100,9 @@ pub enum OpError {
     /// The engine was shut down before a store call took the op, or, where a release notice follows, before that call returned.
     #[error("the engine is shut down")]
     ShutDown,
+    /// This is a forked child: the op was accepted by its parent, and ends there.
+    #[error("the op belongs to the parent of this forked process")]
+    Forked,
     /// A code of the store that this version doesn't know.
     #[error("the store returned code {0}")]
     Store(i32),
@@ -157,6 +160,7 @@ op_error_codes! {
     OpError::Cancelled { started: false } => Cancelled "cancelled_never_started",
     OpError::Cancelled { started: true } => CancelledInProgress "cancelled_in_progress",
     OpError::ShutDown => ShutDown "shut_down",
+    OpError::Forked => Forked "forked",
     OpError::Store(_) => Number "store_code",
 }
 
@@ -186,6 +190,9 @@ pub enum SubmitError {
     /// The engine no longer takes ops.
     #[error("the engine is shut down")]
     ShutDown,
+    /// This is a forked child: the engine is its parent's.
+    #[error("the engine belongs to the parent of this forked process")]
+    Forked,
     /// The key is empty.
     #[error("key: empty")]
     EmptyKey,

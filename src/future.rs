@@ -17,7 +17,7 @@ use crate::inflight::NEVER;
 use crate::quarantine::Submitter;
 use crate::submission::Submission;
 use crate::waker::OpWaker;
-use crate::{Class, ClientError, OpKind, Slot, SubmitError};
+use crate::{Class, ClientError, OpError, OpKind, Slot, SubmitError};
 
 type Ended = (Result<u64, ClientError>, Option<Slot>);
 
@@ -49,10 +49,14 @@ impl<'a> Place<'a> {
 
     /// Needs no credit any more.
     fn leave(&mut self) {
-        if let Some(id) = self.id.take() {
+        let (id, credit) = (self.id.take(), self.credit.take());
+        if (id.is_none() && credit.is_none()) || self.engine.is_forked() {
+            return;
+        }
+        if let Some(id) = id {
             self.engine.clients.leave_queue(id);
         }
-        if let Some(credit) = self.credit.take() {
+        if let Some(credit) = credit {
             self.engine.clients.pass_on(credit);
         }
     }
@@ -112,11 +116,32 @@ impl<'a> Op<'a> {
     }
 }
 
+/// How an op that was in flight ends in a forked child. Its slot is the parent's.
+const FORKED: Ended = (Err(ClientError::Failed(OpError::Forked)), None);
+
+impl Op<'_> {
+    /// How it ends in a forked child.
+    #[cold]
+    fn forked(&mut self) -> Poll<Ended> {
+        match std::mem::replace(&mut self.state, State::Taken) {
+            State::Waiting(submission, _) => {
+                Poll::Ready((Err(SubmitError::Forked.into()), submission.into_slot()))
+            }
+            State::InFlight(_) => Poll::Ready(FORKED),
+            State::Refused(reason, slot) => Poll::Ready((Err(reason.into()), slot)),
+            State::Taken => Poll::Pending,
+        }
+    }
+}
+
 impl Future for Op<'_> {
     type Output = Ended;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ended> {
         let this = &mut *self;
+        if this.client.engine.is_forked() {
+            return this.forked();
+        }
         if let State::Waiting(..) = this.state
             && let State::Waiting(submission, mut place) =
                 std::mem::replace(&mut this.state, State::Taken)
@@ -154,7 +179,9 @@ impl Future for Op<'_> {
 
 impl Drop for Op<'_> {
     fn drop(&mut self) {
-        if let State::InFlight(ticket) = self.state {
+        if let State::InFlight(ticket) = self.state
+            && !self.client.engine.is_forked()
+        {
             // SAFETY: the op is ours, and nobody uses it after this.
             unsafe { give_up(self.client, ticket) };
         }
@@ -308,6 +335,28 @@ where
         }
     }
 
+    /// How all items end in a forked child.
+    #[cold]
+    fn forked(&mut self) {
+        let clients = &self.client.engine.clients;
+        while let Some(ticket) = self.head {
+            // SAFETY: the op is this future's, and only the child's copy of it is touched.
+            self.head = unsafe { clients.unchain(ticket) };
+            let (result, slot) = FORKED;
+            (self.each)(result, slot);
+        }
+        self.tail = None;
+        if let Some((reason, slot)) = self.refused.take() {
+            (self.each)(Err(reason.into()), slot);
+        }
+        let stalled = self.stalled.take();
+        let rest = (!self.exhausted).then_some(&mut self.items);
+        for (_, slot) in stalled.into_iter().chain(rest.into_iter().flatten()) {
+            (self.each)(Err(SubmitError::Forked.into()), slot);
+        }
+        self.exhausted = true;
+    }
+
     /// Collects what has ended, from the head on. False where nothing had.
     fn collect(&mut self) -> bool {
         let clients = &self.client.engine.clients;
@@ -345,6 +394,11 @@ where
         let this = &mut *self;
         loop {
             this.submit();
+            // After it: an item's code may have forked.
+            if this.client.engine.is_forked() {
+                this.forked();
+                return Poll::Ready(());
+            }
             if this.collect() {
                 continue;
             }
@@ -373,6 +427,9 @@ where
 
 impl<K, I, F> Drop for Many<'_, K, I, F> {
     fn drop(&mut self) {
+        if self.client.engine.is_forked() {
+            return;
+        }
         while let Some(ticket) = self.head {
             // SAFETY: the op is this future's; what is chained behind it is read before it is given up.
             unsafe {

@@ -76,6 +76,8 @@ mod clients;
 pub mod config;
 mod engine;
 mod error;
+mod exit;
+mod fork;
 mod future;
 mod health;
 mod inflight;

@@ -316,6 +316,9 @@ pub enum WaitError {
     /// The engine was shut down while ops were in store calls that had not returned.
     #[error("the engine is shut down, and store calls have not returned")]
     ShutDown,
+    /// This is a forked child: the pair's ops end in its parent.
+    #[error("the pair belongs to the parent of this forked process")]
+    Forked,
 }
 
 /// What becomes of an op that is cancelled while a store call has it.
@@ -338,6 +341,8 @@ pub enum Cancel {
     Running,
     /// It has ended already, or is none of this pair.
     Ended,
+    /// This is a forked child: the pair's ops end in its parent.
+    Forked,
 }
 
 impl Pair {
@@ -466,7 +471,7 @@ impl Pair {
         // The first reason wins; nothing is taken from the owner before all is well.
         let reason = 'refused: {
             if engine.is_closing() {
-                break 'refused SubmitError::ShutDown;
+                break 'refused engine.refusal();
             }
             if let Err(reason) = engine.check_lane(op) {
                 break 'refused reason;
@@ -571,9 +576,12 @@ impl Pair {
         }
     }
 
-    /// The next completion, if there is one. Gives its credit back.
+    /// The next completion, if there is one. Gives its credit back. In a forked child there is none.
     #[inline]
     pub fn poll(&mut self) -> Option<Completion> {
+        if self.engine.is_forked() {
+            return None;
+        }
         self.owner.reap(&self.shared, &self.engine)
     }
 
@@ -584,6 +592,9 @@ impl Pair {
 
     /// Cancels an op of this pair. What is said of it comes as a completion, as always.
     pub fn cancel(&mut self, ticket: Ticket, running: IfRunning) -> Cancel {
+        if self.engine.is_forked() {
+            return Cancel::Forked;
+        }
         let cell = self.owner.cells.get(ticket.index() as usize);
         // A ticket of another pair is none here.
         if cell.is_none_or(|cell| cell.ticket != ticket) {
@@ -629,6 +640,9 @@ impl Pair {
     /// # Errors
     /// [`WaitError`]; what is there can be reaped all the same.
     pub fn wait(&mut self, n: usize, timeout: Option<Duration>) -> Result<(), WaitError> {
+        if self.engine.is_forked() {
+            return Err(WaitError::Forked);
+        }
         let n = n.min(self.in_flight());
         if n == 0 || self.has_ready(n) {
             return Ok(());
@@ -693,8 +707,11 @@ impl Pair {
     /// readable once the engine is shut down or the pair dropped.
     ///
     /// # Errors
-    /// The system's, where no descriptor can be opened.
+    /// The system's, where no descriptor can be opened. Any call in a forked child: the descriptor is shared with the parent.
     pub fn event_fd(&self) -> io::Result<EventFd> {
+        if self.engine.is_forked() {
+            return Err(io::Error::other(WaitError::Forked));
+        }
         if self.shared.event.get().is_none() {
             // Two handles can't race: the pair is not `Sync`, and nobody else opens it.
             let _ = self.shared.event.set(notify::open()?);
@@ -713,8 +730,11 @@ impl Pair {
     /// there is something to reap (or the engine is shut down), and no need to sleep.
     ///
     /// Takes back the readability that an earlier signal left, so it serves level- and edge-triggered hosts.
-    /// Without an [`event_fd`](Pair::event_fd) there is nothing to arm, and the answer is `false`.
+    /// Without an [`event_fd`](Pair::event_fd) there is nothing to arm, and the answer is `false`; so it is in a forked child.
     pub fn arm(&mut self) -> bool {
+        if self.engine.is_forked() {
+            return false;
+        }
         let Some(event) = self.shared.event.get() else {
             return false;
         };
@@ -735,6 +755,12 @@ impl Pair {
 
 impl Drop for Pair {
     fn drop(&mut self) {
+        if self.engine.is_forked() {
+            // The ops are the parent's, and the eventfd is shared with it.
+            // SAFETY: nobody uses the pair after this.
+            unsafe { ManuallyDrop::drop(&mut self.owner) };
+            return;
+        }
         self.publish(u8::MAX);
         // Nobody arms it any more: who sleeps on it must not sleep for ever.
         if let Some(event) = self.shared.event.get() {

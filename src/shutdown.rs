@@ -40,6 +40,9 @@ pub enum ShutdownError {
     /// The calling thread is one of the engine's workers, or is shutting it down already: it would wait for itself.
     #[error("shutdown from inside a waker or a store's call would deadlock")]
     WouldDeadlock,
+    /// This is a forked child: the engine is its parent's, and goes on there.
+    #[error("the engine belongs to the parent of this forked process")]
+    Forked,
 }
 
 /// How an engine ended.
@@ -77,6 +80,9 @@ pub(crate) fn shutdown(
     mode: Shutdown,
     limit: Duration,
 ) -> Result<ShutdownReport, ShutdownError> {
+    if engine.is_forked() {
+        return Err(ShutdownError::Forked);
+    }
     if worker::is_inside(engine) {
         return Err(ShutdownError::WouldDeadlock);
     }
@@ -194,6 +200,12 @@ impl Shared {
         }
     }
 
+    /// Whether [`release`](Self::release) is over.
+    pub(crate) fn is_released(&self) -> bool {
+        let released = self.released.lock().unwrap_or_else(|e| e.into_inner());
+        released.is_some()
+    }
+
     /// Unregisters the memory and closes the store, once. No store call is under way, and none comes.
     fn release(&self) -> Vec<String> {
         let mut released = self.released.lock().unwrap_or_else(|e| e.into_inner());
@@ -210,7 +222,8 @@ impl Shared {
 
 /// Dropping the handle: from one of its own workers, another thread does the waiting.
 pub(crate) fn drop_engine(engine: &Arc<Shared>) {
-    if shutdown(engine, Shutdown::Cancel, Engine::DROP_LIMIT).is_err() {
+    let done = shutdown(engine, Shutdown::Cancel, Engine::DROP_LIMIT);
+    if matches!(done, Err(ShutdownError::WouldDeadlock)) {
         shutdown_elsewhere(engine);
     }
 }

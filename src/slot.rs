@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use crossbeam_queue::ArrayQueue;
 
+use crate::fork::ForkWord;
 use crate::region::{Pieces, Region, RegionError, Span};
 
 /// Slots of one size.
@@ -81,6 +82,8 @@ struct Shared {
     region: Region,
     /// By size, smallest first.
     classes: Box<[Class]>,
+    /// In a child a queue may stand still for ever, between the two steps of a thread that is not there.
+    alive: ForkWord,
 }
 
 struct Class {
@@ -115,6 +118,7 @@ impl Region {
             shared: Arc::new(Shared {
                 region: self.clone(),
                 classes,
+                alive: ForkWord::new(1),
             }),
         })
     }
@@ -199,9 +203,12 @@ impl SlotPool {
     /// else from the next larger one that has a slot. `None`: none is free, or no class is that large
     /// ([`capacity_for`](SlotPool::capacity_for) tells them apart).
     ///
-    /// The slot's bytes are whatever was there before.
+    /// The slot's bytes are whatever was there before. A forked child is lent none, and gives none back.
     pub fn lend(&self, size: usize) -> Option<Slot> {
         let shared = &self.shared;
+        if shared.alive.is_wiped() {
+            return None;
+        }
         let first = shared.first_class(size);
         for (class, queue) in shared.classes.iter().enumerate().skip(first) {
             let Some(offset) = queue.free.pop() else {
@@ -351,6 +358,9 @@ impl DerefMut for Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
+        if self.pool.alive.is_wiped() {
+            return;
+        }
         if let Some(class) = self.pool.classes.get(self.class) {
             // Never full: the slot's own place is free. What its owner wrote is seen by the next one: the queue's
             // push releases, its pop acquires.

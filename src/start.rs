@@ -4,14 +4,15 @@ use std::sync::{Arc, mpsc};
 
 use crate::circuit::FailFast;
 use crate::config::{ConfigError, CoreChoice};
-use crate::engine::{Engine, Shared, Spinners};
+use crate::engine::{Closing, Engine, Shared, Spinners};
+use crate::fork::ForkWord;
 use crate::lane::{Group, Lane};
 use crate::memory::{Given, Memory, RegistrationFailed};
 use crate::signals::BlockedSignals;
 use crate::store::{Capabilities, RegisterError, Store};
 use crate::timer::{Sweeper, Timer};
 use crate::worker::{Driver, Worker};
-use crate::{EngineConfig, OpKind, Overlap, Region, RegionReport, affinity, shutdown};
+use crate::{EngineConfig, OpKind, Overlap, Region, RegionReport, affinity, exit, shutdown};
 
 /// Why an engine did not start. Whatever had been set up before is taken back.
 #[derive(Debug, thiserror::Error)]
@@ -256,6 +257,8 @@ impl EngineBuilder {
             warnings,
         };
         report.warnings.extend(self.store.warnings());
+        let closing = ForkWord::new(Closing::No as u64);
+        report.warnings.extend(closing.warning());
         for plan in plans.iter().filter(|plan| !plan.spare) {
             report.workers.push(WorkerStart {
                 name: plan.name.clone(),
@@ -272,6 +275,7 @@ impl EngineBuilder {
             lanes,
             groups,
             spinners,
+            closing,
             report,
             (clock, timer),
         );
@@ -460,6 +464,7 @@ fn spawn(mut shared: Shared, plans: Vec<Plan>) -> Result<Engine, StartError> {
         // The worker waits for it.
         let _ = give.send(Arc::clone(&shared));
     }
+    exit::register(&shared);
     Ok(Engine { shared })
 }
 

@@ -594,9 +594,12 @@ impl Driver {
     }
 
     /// Does one round of a worker on this thread: takes one batch, if there is work, executes and completes it.
-    /// Returns whether there was.
+    /// Returns whether there was; never in a forked child.
     pub fn poll_once(&mut self) -> bool {
         let engine = Arc::clone(&self.0.engine);
+        if engine.is_forked() {
+            return false;
+        }
         let _inside = Inside::enter(&engine);
         self.0.round(&engine, &engine.groups[self.0.group])
     }

@@ -1,38 +1,10 @@
 //! What is mapped, and when it is not: our L1 is not inherited by children, a child that drops its copy of a handle
 //! unmaps nothing, and the last handle unmaps all.
 
-use std::time::{Duration, Instant};
+mod common;
 
+use common::in_a_child;
 use moonring::{Region, RegionOptions, SlotClass};
-
-/// Runs `f` in a forked child, which reports by its exit code; a child that hangs fails the test. The child
-/// has one thread, so `f` may use only what holds no lock of another one: no output, no panic. (The allocator
-/// sees to itself.)
-fn in_a_child(f: impl FnOnce() -> i32) -> i32 {
-    // SAFETY: the child runs `f`, which keeps to the above, and leaves by `_exit`.
-    let child = unsafe { libc::fork() };
-    assert!(child >= 0, "{}", std::io::Error::last_os_error());
-    if child == 0 {
-        let code = f();
-        // SAFETY: no preconditions.
-        unsafe { libc::_exit(code) };
-    }
-    let deadline = Instant::now() + Duration::from_secs(20);
-    loop {
-        let mut status = 0;
-        // SAFETY: `status` is live; the child is ours.
-        match unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } {
-            0 if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
-            0 => {
-                // SAFETY: our own child, which was not waited for yet.
-                unsafe { libc::kill(child, libc::SIGKILL) };
-                panic!("the child hangs");
-            }
-            _ if libc::WIFEXITED(status) => return libc::WEXITSTATUS(status),
-            _ => panic!("the child was killed by signal {}", libc::WTERMSIG(status)),
-        }
-    }
-}
 
 fn is_mapped(address: *mut u8) -> bool {
     // `mincore` wants the page's start.

@@ -24,6 +24,9 @@
 //!   with signals blocked, and handlers that the library changes are put back: the caller's thread, the process's
 //!   environment and handlers stay as they were.
 //! - After [`close`](Store::close) no call reaches the library, and the client is not destroyed under one.
+//! - In a forked child no call reaches the library either, and dropping the store leaves the client alone. The library itself
+//!   doesn't know of the fork: such a child must end by `exec` or `_exit`, or what the library does at `exit` runs there without
+//!   the threads that it needs.
 //!
 //! # Limits
 //! - The lookup of a key, as Mooncake has it, takes a lease like a retrieve.
@@ -148,6 +151,7 @@ impl MooncakeStore {
     pub fn open(config: &MooncakeConfig, options: &OpenOptions) -> Result<Self, MooncakeError> {
         config.check_region(options.region)?;
         let client = setup::open(config, options.library.clone(), options.setup_timeout)?;
+        crate::exit::library_opened();
         let mut notes = Notes::default();
         if config.is_rdma() && rdma_devices().is_empty() {
             let warning = "protocol: \"rdma\", and this machine has no RDMA device: Mooncake was seen to move bytes over tcp \
@@ -182,7 +186,15 @@ impl MooncakeStore {
     }
 
     fn enter(&self) -> Result<Entered<'_>, OpError> {
-        self.inside.enter().ok_or(OpError::Unavailable)
+        self.inside.enter().ok_or_else(|| self.refusal())
+    }
+
+    /// How a call ends that does not reach the library.
+    fn refusal(&self) -> OpError {
+        match self.inside.is_forked() {
+            true => OpError::Forked,
+            false => OpError::Unavailable,
+        }
     }
 
     fn notes(&self) -> MutexGuard<'_, Notes> {
@@ -417,7 +429,7 @@ impl Store for MooncakeStore {
 
     fn health(&self) -> StoreHealth {
         if self.inside.is_closed() {
-            return StoreHealth::Down("closed".to_owned());
+            return StoreHealth::Down(closed(self.refusal()).reason);
         }
         match self.trouble.load(Relaxed) {
             0 => StoreHealth::Healthy,
@@ -468,8 +480,11 @@ fn destroy(functions: Functions, handle: Handle) {
     }
 }
 
-fn closed(_: OpError) -> RegisterError {
-    RegisterError::new("the store is closed")
+fn closed(error: OpError) -> RegisterError {
+    RegisterError::new(match error {
+        OpError::Forked => "the store belongs to the parent of this forked process",
+        _ => "the store is closed",
+    })
 }
 
 impl std::fmt::Debug for MooncakeStore {

@@ -1,15 +1,27 @@
 //! Who is inside the library, so that a client is never destroyed under a call.
 
-use std::sync::atomic::{AtomicUsize, Ordering::*};
+use std::sync::atomic::Ordering::*;
 use std::time::{Duration, Instant};
 
-const CLOSED: usize = 1 << (usize::BITS - 1);
+use crate::fork::ForkWord;
 
-/// Counts calls under way; once closed, none begins.
-#[derive(Default)]
+/// Calls may begin.
+const OPEN: u64 = 1 << 63;
+/// Always set, so that the word is never zero; a forked child finds neither.
+const AT_HOME: u64 = 1 << 62;
+
+/// Counts calls under way; once closed, none begins. In a forked child it is closed: the library's threads are not there.
 pub(super) struct Inside {
-    /// Calls under way, and the bit [`CLOSED`].
-    state: AtomicUsize,
+    /// Calls under way, [`OPEN`] and [`AT_HOME`].
+    state: ForkWord,
+}
+
+impl Default for Inside {
+    fn default() -> Self {
+        Self {
+            state: ForkWord::new(OPEN | AT_HOME),
+        }
+    }
 }
 
 /// A call under way.
@@ -21,23 +33,27 @@ impl Inside {
         // One word for both, so that either `close` sees this call or this call sees that it is closed.
         let before = self.state.fetch_add(1, Acquire);
         let entered = Entered(self);
-        (before & CLOSED == 0).then_some(entered)
+        (before & OPEN != 0).then_some(entered)
     }
 
     pub fn is_closed(&self) -> bool {
-        self.state.load(Relaxed) & CLOSED != 0
+        self.state.load(Relaxed) & OPEN == 0
+    }
+
+    pub fn is_forked(&self) -> bool {
+        self.state.load(Relaxed) & AT_HOME == 0
     }
 
     /// Lets no call begin any more. Returns whether it was this that closed it.
     pub fn close(&self) -> bool {
-        self.state.fetch_or(CLOSED, AcqRel) & CLOSED == 0
+        self.state.fetch_and(!OPEN, AcqRel) & OPEN != 0
     }
 
     /// After [`close`](Self::close): waits until no call is under way; `false`: the limit came before.
     pub fn wait_empty(&self, limit: Duration) -> bool {
         let start = Instant::now();
         // Pairs with the release of each call that leaves: all it did has happened.
-        while self.state.load(Acquire) != CLOSED {
+        while self.state.load(Acquire) != AT_HOME {
             if start.elapsed() >= limit {
                 return false;
             }
