@@ -108,6 +108,7 @@ fn check_error(error: OpError) {
                 | OpError::RpcFailed
                 | OpError::WrongResultCount
                 | OpError::StorePanicked
+                | OpError::Unavailable
                 | OpError::ShutDown
         ),
         "{error:?}"
@@ -170,7 +171,9 @@ impl PairRun<'_> {
                 Err(refused) => {
                     assert_eq!(refused.op.key(), key.as_bytes());
                     match refused.reason {
-                        SubmitError::NoCredit { .. } | SubmitError::NoLongKeyPlace { .. } => {}
+                        SubmitError::NoCredit { .. }
+                        | SubmitError::NoLongKeyPlace { .. }
+                        | SubmitError::Unavailable { .. } => {}
                         SubmitError::ShutDown => open = false,
                         other => panic!("{other:?}"),
                     }
@@ -239,7 +242,9 @@ fn see_client<T>(field: &Field, result: &Result<T, ClientError>) -> bool {
             check_error(*error);
             field.add(1);
         }
-        Err(ClientError::Refused(SubmitError::NoLongKeyPlace { .. })) => {}
+        Err(ClientError::Refused(
+            SubmitError::NoLongKeyPlace { .. } | SubmitError::Unavailable { .. },
+        )) => {}
         Err(ClientError::Refused(SubmitError::ShutDown)) => return false,
         other => panic!("{:?}", other.as_ref().err()),
     }
@@ -387,6 +392,7 @@ fn start(rng: &mut Rng, seed: u64) -> (Arc<Spy>, Field) {
         .unwrap();
     let mut config = EngineConfig::default()
         .cores(CoreChoice::None)
+        .fail_fast_after([0, 5][rng.below(2)] as u32)
         .num_workers(1 + rng.below(4))
         .max_batch(1 + rng.below(16))
         .max_batch_bytes(1 + rng.below(8 << 10))

@@ -22,6 +22,8 @@ const LONG: Duration = Duration::from_secs(50);
 fn config(workers: usize) -> EngineConfig {
     EngineConfig::default()
         .num_workers(workers)
+        // Stores that fail on purpose are asked again and again.
+        .fail_fast_after(0)
         .cores(CoreChoice::None)
 }
 
