@@ -47,9 +47,12 @@ fn reap(pair: &mut Pair, n: usize) -> Vec<Completion> {
     all
 }
 
+/// How early: the engine counts a processor's ticks, whose rate is measured at the start to some 100 in a million.
+const EARLY: Duration = Duration::from_millis(1);
+
 #[track_caller]
 fn assert_in_time(took: Duration, deadline: Duration) {
-    assert!(took >= deadline, "{took:?} is before {deadline:?}");
+    assert!(took + EARLY >= deadline, "{took:?} is before {deadline:?}");
     assert!(
         took < deadline + SLACK,
         "{took:?} is long after {deadline:?}"
@@ -185,7 +188,7 @@ fn an_op_inside_a_call_ends_at_its_deadline_with_more_and_is_released_when_the_c
         unreachable!()
     };
     assert_in_time(start.elapsed(), time);
-    println!("{:?} after its deadline", start.elapsed() - time);
+    println!("{:?} after its submission", start.elapsed());
     assert_eq!((end.user_data, end.result), (9, Err(IN_PROGRESS)));
     assert!(end.more && !end.release && end.slot.is_none());
     let stored = block_on(future);
@@ -398,8 +401,8 @@ fn thousands_of_deadlines_each_come_at_their_own_time() {
                         assert_eq!(done.result, Err(NEVER_STARTED));
                         // The op's time began a little after ours.
                         let due = due[done.user_data as usize];
-                        assert!(now >= due, "{:?} too early", due - now);
-                        late.push(now - due);
+                        assert!(now + EARLY >= due, "{:?} too early", due - now);
+                        late.push(now.saturating_duration_since(due));
                     }
                 }
                 tally.assert_all_seen();
