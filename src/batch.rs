@@ -23,7 +23,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use moonring_rings::slots::{Ended, Ticket};
 
 use crate::circuit::Outcome;
-use crate::inflight::{Descriptor, EXACT, FORCE, NEVER, OpTable};
+use crate::inflight::{Descriptor, EXACT, FORCE, NEVER, OpTable, is_late};
 use crate::stats::LaneRecorder;
 use crate::store::{
     CallResult, DeleteBatch, Keys, LookupBatch, RawResult, RetrieveBatch, Store, StoreBatch, UNSET,
@@ -159,7 +159,7 @@ impl Batch {
             let ticket = Ticket::from_word(word);
             // SAFETY: tickets in a ring are of its table.
             let deadline = unsafe { table.peek_deadline(ticket.index()) };
-            if deadline != NEVER && *now.get_or_insert_with(|| clock.raw()) >= deadline {
+            if is_late(deadline, || *now.get_or_insert_with(|| clock.raw())) {
                 // Of a later op than the ticket's, perhaps: then that one's ticket is no longer good for anything.
                 self.late.push(Abandoned { source, ticket });
                 continue;

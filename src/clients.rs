@@ -11,7 +11,7 @@ use moonring_rings::sync::UnsafeCell;
 use moonring_rings::{Full, PushError};
 
 use crate::engine::Shared;
-use crate::inflight::{Fill, NEVER, OpTable};
+use crate::inflight::{Fill, NEVER, OpTable, hidden};
 use crate::lane::CLIENTS;
 use crate::live::LiveSpans;
 use crate::quarantine::error_of;
@@ -139,8 +139,8 @@ impl Clients {
         let deadline = engine.deadline(op, submission.timeout, submitted);
         let fill = Fill {
             op,
-            // Unseen until the op is in its ring: only then it is accepted, and can be ended.
-            deadline: NEVER,
+            // Unseen by the timer until the op is in its ring: only then it is accepted, and can be ended.
+            deadline: hidden(deadline),
             buf,
             len,
             flags: submission.flags,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::client::OpOptions;
 use crate::clients::Clients;
 use crate::fork::ForkWord;
-use crate::inflight::NEVER;
+use crate::inflight::{HIDDEN, NEVER};
 use crate::key::KeyHasher;
 use crate::lane::{Group, Lane};
 use crate::memory::Memory;
@@ -205,7 +205,11 @@ impl Shared {
             NO_TIMEOUT => NEVER,
             ns => self.timer.ticks(ns),
         };
-        submitted.saturating_add(ticks)
+        match submitted.saturating_add(ticks) {
+            // Centuries from now. The top bit is `hidden`'s.
+            HIDDEN.. => NEVER,
+            deadline => deadline,
+        }
     }
 
     /// Whether the lane takes ops. Lookups are always taken: they are answered *unknown*.

@@ -29,6 +29,20 @@ const KIND_SHIFT: u32 = 6;
 /// Of an op without a deadline, and of a table in which none has one.
 pub(crate) const NEVER: u64 = u64::MAX;
 
+/// In a deadline: of an op that may not be in its ring yet. To the timer it is far away, to a worker it counts.
+pub(crate) const HIDDEN: u64 = 1 << 63;
+
+/// A deadline that a worker sees and the timer does not.
+pub(crate) fn hidden(deadline: u64) -> u64 {
+    deadline | HIDDEN // Of `NEVER`, the same.
+}
+
+/// Whether the time of an op is up that a worker has found in a ring.
+#[inline(always)]
+pub(crate) fn is_late(deadline: u64, now: impl FnOnce() -> u64) -> bool {
+    deadline != NEVER && now() >= deadline & !HIDDEN
+}
+
 /// What a worker reads of an op.
 pub(crate) struct Descriptor {
     pub(crate) hash: u64,

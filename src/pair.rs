@@ -11,7 +11,7 @@ use std::{fmt, io};
 
 use moonring_rings::completion::{CompletionRing, Cursor};
 use moonring_rings::park::{WakeWord, publish_fence};
-use moonring_rings::slots::{Progress, Ticket, Why};
+use moonring_rings::slots::{Ticket, Why};
 use moonring_rings::spsc::{Consumer, Producer};
 
 use crate::engine::Shared;
@@ -613,10 +613,14 @@ impl Pair {
                     false => Cancel::NeverStarted,
                 }
             }
-            None if self.shared.table.ops().progress(ticket) == Progress::Running => {
-                Cancel::Running
+            None => {
+                // SAFETY: there is a cell for it, so the index is below the depth.
+                match unsafe { self.shared.table.ops().pending(ticket.index()) } {
+                    Some((now, _)) if now == ticket => Cancel::Running,
+                    // Also where its worker has claimed its end: its result stands, and is told in a moment.
+                    _ => Cancel::Ended,
+                }
             }
-            None => Cancel::Ended,
         }
     }
 

@@ -7,7 +7,7 @@
 //! ```
 //! Abandoning and releasing are done under the lock of the list. So a release never comes before the end that it belongs
 //! to, neither in a pair's completion ring nor at a future's waker, and the list is exact. The lock is taken by nobody whose op ends
-//! as usual.
+//! as usual, and no waker is woken under it: what a waker does may need it.
 //!
 //! While an op is listed, its span is in **quarantine**: a store call may still write it. Whoever submits a span looks at
 //! one count, and at the list where that isn't 0.
@@ -215,13 +215,14 @@ impl Shared {
         // Release pairs with the Acquire in `settled`.
         quarantine.turns.fetch_add(1, Ordering::AcqRel);
         let done = table.ops().abandon(ticket, why, running);
+        let mut ended = None;
         let started = match done {
             None => None,
             Some(slots::Abandoned::NeverStarted(finished)) => {
                 let error = error_of(why, false);
                 self.count_end(op, error, None);
                 match submitter {
-                    Submitter::Clients => self.clients.after_end(ticket, finished, wakers),
+                    Submitter::Clients => ended = Some(finished),
                     // SAFETY: we have just ended the op.
                     Submitter::Pair(pair) => unsafe { pair.push_end(ticket, error, false) },
                 }
@@ -260,6 +261,10 @@ impl Shared {
         };
         quarantine.turns.fetch_add(1, Ordering::Release);
         drop(list);
+        if let Some(finished) = ended {
+            // Hands the credit to who waits for one, and wakes it.
+            self.clients.after_end(ticket, finished, wakers);
+        }
         started
     }
 
@@ -278,11 +283,11 @@ impl Shared {
         let held = self
             .quarantine
             .remove(&mut list, submitter.source(), ticket);
+        let mut ended = None;
         match submitter {
             Submitter::Clients => {
                 // SAFETY: as for this function; who abandoned it held the lock.
-                let finished = unsafe { self.clients.table.ops().finish(ticket) };
-                self.clients.after_end(ticket, finished, wakers);
+                ended = Some(unsafe { self.clients.table.ops().finish(ticket) });
             }
             Submitter::Pair(pair) => {
                 if let Some(held) = &held {
@@ -295,6 +300,10 @@ impl Shared {
         drop(list);
         // A slot goes back to its pool.
         drop(held);
+        if let Some(finished) = ended {
+            // As in `abandon`.
+            self.clients.after_end(ticket, finished, wakers);
+        }
     }
 
     /// A call with abandoned ops has returned, and they are released. Whether it was overdue.

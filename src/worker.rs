@@ -286,10 +286,6 @@ impl Worker {
             if self.permit == Permit::Probe {
                 lane.circuit.give_back_probe();
             }
-            // Of ops that were late.
-            for waker in self.wakers.drain(..) {
-                waker.wake();
-            }
             return None;
         }
         Some(lane.op)
@@ -387,6 +383,10 @@ impl Worker {
                 .admit(source, table, &self.words, self.number, &engine.clock);
             while let Some(late) = self.batch.take_late() {
                 engine.expire(Submitter::Clients, late.ticket, &mut self.wakers);
+                // Their owners don't wait for the others' call.
+                for waker in self.wakers.drain(..) {
+                    waker.wake();
+                }
             }
             return !left || !self.words.is_empty();
         }

@@ -142,7 +142,8 @@ fn every_knob_is_read() {
             "moonring": {"max_batch": 4096, "max_batch_bytes": "1 GB", "share_bytes": 1, "ring_depth": 1048576,
               "max_pairs": 4096, "spin_us": 1000000, "cores": [4, 0, 1023], "busy_poll": true, "max_key": "1MiB",
               "long_keys": 65536, "max_registration": "16MB",
-              "timeout_ms": {"delete": 86400000, "lookup": 1}, "quarantine_percent": 100, "setup_timeout": 3600}}"#,
+              "timeout_ms": {"delete": 86400000, "lookup": 1}, "quarantine_percent": 100,
+              "fail_fast_after": 1000000, "fail_fast_ms": 3600000, "setup_timeout": 3600}}"#,
     );
     let built = EngineConfig::default()
         .num_workers(62)
@@ -162,6 +163,8 @@ fn every_knob_is_read() {
         .timeout_ms(OpKind::Delete, 86_400_000)
         .timeout_ms(OpKind::Lookup, 1)
         .quarantine_percent(100)
+        .fail_fast_after(1_000_000)
+        .fail_fast_ms(3_600_000)
         .setup_timeout(3600);
     assert_eq!(built.validate(), Ok(()));
     assert_eq!(adapter.engine, built);
@@ -174,7 +177,8 @@ fn the_lowest_values_are_in_range() {
         r#"{"type": "null", "num_workers": 1, "per_op_workers": {},
             "moonring": {"max_batch": 1, "max_batch_bytes": 1, "share_bytes": 1, "ring_depth": 1, "max_pairs": 1,
               "spin_us": 0, "cores": "none", "max_key": 1, "long_keys": 0, "max_registration": null,
-              "timeout_ms": {"retrieve": 1, "store": null}, "quarantine_percent": 1}}"#,
+              "timeout_ms": {"retrieve": 1, "store": null}, "quarantine_percent": 1,
+              "fail_fast_after": 0, "fail_fast_ms": 1}}"#,
     );
     assert_eq!(adapter.engine.per_op_workers, PerOp::default());
     assert_eq!(adapter.engine.cores, CoreChoice::None);
@@ -183,6 +187,8 @@ fn the_lowest_values_are_in_range() {
     let timeouts = OpKind::ALL.map(|op| adapter.engine.timeout_ms[op]);
     assert_eq!(timeouts, [None, Some(1), None, None]);
     assert_eq!(adapter.engine.quarantine_percent, 1);
+    let fail_fast = (adapter.engine.fail_fast_after, adapter.engine.fail_fast_ms);
+    assert_eq!(fail_fast, (0, 1));
     assert!(adapter.warnings().is_empty());
     let auto = parse(r#"{"type": "null", "moonring": {"cores": "auto"}}"#);
     assert_eq!(auto.engine.cores, CoreChoice::Auto);
@@ -213,6 +219,8 @@ fn the_documented_defaults() {
                 "max_registration": null,
                 "timeout_ms": {},
                 "quarantine_percent": 25,
+                "fail_fast_after": 5,
+                "fail_fast_ms": 500,
                 "setup_timeout": 30,
             },
         })
@@ -233,7 +241,7 @@ fn the_effective_configuration_prints_in_one_order() {
             r#""lease_ms":0,"moonring":{"max_batch":128,"max_batch_bytes":67108864,"share_bytes":1048576,"#,
             r#""ring_depth":4096,"max_pairs":512,"spin_us":20,"cores":[1],"busy_poll":false,"max_key":1024,"#,
             r#""long_keys":16,"max_registration":null,"timeout_ms":{"lookup":50,"store":500},"#,
-            r#""quarantine_percent":25,"setup_timeout":30}}"#
+            r#""quarantine_percent":25,"fail_fast_after":5,"fail_fast_ms":500,"setup_timeout":30}}"#
         )
     );
 }
@@ -391,7 +399,7 @@ fn nothing_is_accepted_and_dropped() {
             "max_batch": 13, "max_batch_bytes": 14, "share_bytes": 12, "ring_depth": 16, "max_pairs": 17,
             "spin_us": 18, "cores": [19, 20], "busy_poll": true, "max_key": 2100, "long_keys": 22,
             "max_registration": 23, "timeout_ms": {"lookup": 25, "retrieve": 26, "store": 27, "delete": 28},
-            "quarantine_percent": 29, "setup_timeout": 24,
+            "quarantine_percent": 29, "fail_fast_after": 30, "fail_fast_ms": 31, "setup_timeout": 24,
         },
     });
     assert_eq!(parse(&given.to_string()).effective(), given);

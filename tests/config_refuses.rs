@@ -134,6 +134,13 @@ fn builder_and_json_agree() {
         (r#""moonring": {"quarantine_percent": 101}"#, |c| {
             c.quarantine_percent(101)
         }),
+        (r#""moonring": {"fail_fast_after": 1000001}"#, |c| {
+            c.fail_fast_after(1_000_001)
+        }),
+        (r#""moonring": {"fail_fast_ms": 0}"#, |c| c.fail_fast_ms(0)),
+        (r#""moonring": {"fail_fast_ms": 3600001}"#, |c| {
+            c.fail_fast_ms(3_600_001)
+        }),
         (r#""moonring": {"setup_timeout": 0}"#, |c| {
             c.setup_timeout(0)
         }),
@@ -279,10 +286,30 @@ fn engine_knobs() {
             "moonring.quarantine_percent: got null (want an integer from 1 to 100)",
         ),
         (
+            r#""fail_fast_after": -1"#,
+            "moonring.fail_fast_after: got -1 (want an integer from 0 to 1000000)",
+        ),
+        (
+            r#""fail_fast_after": 1000001"#,
+            "moonring.fail_fast_after: got 1000001 (want an integer from 0 to 1000000)",
+        ),
+        (
+            r#""fail_fast_after": false"#,
+            "moonring.fail_fast_after: got false (want an integer from 0 to 1000000)",
+        ),
+        (
+            r#""fail_fast_ms": 0"#,
+            "moonring.fail_fast_ms: got 0 (want an integer from 1 to 3600000)",
+        ),
+        (
+            r#""fail_fast_ms": 3600001"#,
+            "moonring.fail_fast_ms: got 3600001 (want an integer from 1 to 3600000)",
+        ),
+        (
             r#""max_bach": 5"#,
             "moonring.max_bach: unknown key (want max_batch, max_batch_bytes, share_bytes, ring_depth, max_pairs, \
              spin_us, cores, busy_poll, max_key, long_keys, max_registration, timeout_ms, quarantine_percent, \
-             setup_timeout)",
+             fail_fast_after, fail_fast_ms, setup_timeout)",
         ),
     ] {
         assert_refused(

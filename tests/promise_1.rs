@@ -18,8 +18,10 @@ use moonring::{
 
 const LONG: Duration = Duration::from_secs(50);
 
+/// Without circuits: an op that is refused because calls fail is another matter.
 fn config(workers: usize) -> EngineConfig {
     EngineConfig::default()
+        .fail_fast_after(0)
         .num_workers(workers)
         // Stores that fail on purpose are asked again and again.
         .fail_fast_after(0)

@@ -285,9 +285,11 @@ fn workers_block_the_hosts_signals_so_that_its_handlers_run_on_its_own_threads()
         }
         let engine = start(EngineConfig::default().num_workers(4));
         let workers = workers();
-        // The timer too: wakers run on it.
-        assert!(workers.contains_key("mr-timer"), "{workers:?}");
-        assert_eq!(workers.len(), 4 + 1, "{workers:?}");
+        // The timer and the spare too: wakers run on them.
+        for name in ["mr-timer", "mr-shared-spare"] {
+            assert!(workers.contains_key(name), "{workers:?}");
+        }
+        assert_eq!(workers.len(), 4 + 2, "{workers:?}");
         for (name, tid) in &workers {
             let missing = hosts_signals() & !blocked(*tid).unwrap();
             assert_eq!(missing, 0, "{name} does not block {missing:#x}");
@@ -371,8 +373,9 @@ fn pinned(report: &StartReport) -> Vec<Option<usize>> {
             assert!(!worker.pinned, "{worker:?}");
         }
     }
-    // And the timer.
-    assert_eq!(threads.len(), report.workers.len() + 1);
+    // And the timer, and each group's spare.
+    let groups: std::collections::BTreeSet<_> = report.workers.iter().map(|w| &w.ops).collect();
+    assert_eq!(threads.len(), report.workers.len() + 1 + groups.len());
     report.workers.iter().map(|worker| worker.core).collect()
 }
 
@@ -389,7 +392,9 @@ fn workers_are_pinned_within_the_mask_of_the_thread_that_calls_start_and_no_host
         wanted.resize(3, None);
         assert_eq!(pinned(engine.start_report()), wanted);
         assert_eq!(cores_of(0), all);
-        assert_eq!(cores_of(workers()["mr-timer"]), all, "it is not pinned");
+        for name in ["mr-timer", "mr-shared-spare"] {
+            assert_eq!(cores_of(workers()[name]), all, "{name} is not pinned");
+        }
         drop(engine);
         eventually(|| workers().is_empty());
 

@@ -21,6 +21,7 @@ const LONG: Duration = Duration::from_secs(50);
 
 fn config(workers: usize) -> EngineConfig {
     EngineConfig::default()
+        .fail_fast_after(0) // Calls fail here for other reasons.
         .num_workers(workers)
         // Stores that fail on purpose are asked again and again.
         .fail_fast_after(0)
