@@ -367,6 +367,26 @@ fn all_ops_of_a_background_client_are_background() {
     assert_eq!(engine.engine.stats().engine.in_flight, 0);
 }
 
+/// By one that spins, by one that is about to sleep, by one that sleeps.
+#[test]
+fn a_background_op_alone_is_found_by_a_worker() {
+    within(HANG, "background ops one by one", || {
+        for spin_us in [0, 20, 500] {
+            let (region, _) = slots(64, 1);
+            let config = config().num_workers(1).spin_us(spin_us);
+            let engine = start(memory(), config, &region);
+            let back = engine.client().background();
+            let mut pair = engine.pair(1).unwrap();
+            for i in 0..400 {
+                assert_eq!(back.blocking().lookup("key"), Ok(false));
+                submit(&mut pair, Submission::lookup("key").background());
+                reap(&mut pair, 1);
+                std::thread::sleep(Duration::from_micros(i % 40));
+            }
+        }
+    });
+}
+
 #[test]
 fn shutdown_ends_queued_background_ops_by_its_workers() {
     within(HANG, "shutdown", || {
