@@ -6,13 +6,15 @@
 //! answer through a completion ring, an eventfd, or `.await`.
 //!
 //! # What is promised
-//! 1. Every accepted op gets exactly one terminal completion, whatever happens: store error, store panic, shutdown, dropped
-//!    future. A refused op comes back whole.
+//! 1. Every accepted op gets exactly one terminal completion, whatever happens: store error, store panic, deadline, cancel,
+//!    shutdown, dropped future; and exactly one release notice if and only if that completion carried
+//!    [`more`](Completion::more). A refused op comes back whole.
 //! 2. No completion is lost, and none overflows: [`depth`](Pair::depth) counts credits, and there is room for the notices of
 //!    each.
-//! 3. The bytes of an op belong to the engine until the op is released; with slots the types say so.
+//! 3. The bytes of an op belong to the engine until the op is released; with slots the types say so. An op whose time is up
+//!    during a store call ends then, and its bytes are in quarantine until the call returns.
 //! 4. Merging adds no wait: an idle lane sends at once what is there, a busy one grows its batches by itself. Each op has its
-//!    own result. A batch waits for its slowest key.
+//!    own result. A batch waits for its slowest key, and an op with a deadline no longer than that.
 //! 5. A key stands in a store call at most once; each of several equal retrieves is settled against its own buffer.
 //! 6. **No order is promised** between accepted ops, not even of one key: wait for a completion before depending on it.
 //!    Starvation is bounded: in a shared pool no kind holds all workers, and each gets at least 1 take in 8; background ops
@@ -63,10 +65,6 @@
 //! # }
 //! ```
 //!
-//! # Not in this version
-//! Deadlines, cancel and the quarantine of spans: the life of an op is drawn for them in
-//! [`moonring_rings::slots`].
-
 mod affinity;
 mod batch;
 mod circuit;
