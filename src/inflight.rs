@@ -281,3 +281,18 @@ impl OpTable {
         self.results[index as usize].with(|r| unsafe { *r })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hidden_deadline_counts_for_a_worker_and_is_far_away_for_the_timer() {
+        assert!(is_late(hidden(5), || 5) && is_late(5, || 5));
+        assert!(!is_late(hidden(5), || 4) && !is_late(5, || 4));
+        assert!(hidden(5) > u64::MAX / 2);
+        // None is none, hidden or not.
+        assert_eq!(hidden(NEVER), NEVER);
+        assert!(!is_late(NEVER, || unreachable!()));
+    }
+}

@@ -280,7 +280,7 @@ impl Shared {
         wakers: &mut Vec<OpWaker>,
     ) {
         let mut list = self.quarantine.lock();
-        let held = self
+        let mut held = self
             .quarantine
             .remove(&mut list, submitter.source(), ticket);
         let mut ended = None;
@@ -290,16 +290,16 @@ impl Shared {
                 ended = Some(unsafe { self.clients.table.ops().finish(ticket) });
             }
             Submitter::Pair(pair) => {
-                if let Some(held) = &held {
+                if let Some(held) = &mut held {
                     // Before the slot can be lent again, and before the notice.
                     pair.forget_bytes(self, held.addr, held.len);
+                    // To its pool. Its region lives on with the engine, so no code of the host's runs here.
+                    drop(held.slot.take());
                 }
                 pair.push_release(ticket);
             }
         }
         drop(list);
-        // A slot goes back to its pool.
-        drop(held);
         if let Some(finished) = ended {
             // As in `abandon`.
             self.clients.after_end(ticket, finished, wakers);

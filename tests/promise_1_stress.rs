@@ -15,7 +15,7 @@ use moonring::store::sim::When;
 use moonring::store::{MemoryOptions, MemoryStore, SimOptions, SimStore};
 use moonring::{
     Client, ClientError, Completion, Done, Engine, EngineConfig, OpError, OpKind, Pair, Shutdown,
-    Slot, SlotClass, SlotPool, StoreOutcome, Submission, SubmitError, block_on,
+    Slot, SlotClass, SlotPool, StoreOutcome, Submission, SubmitError, Unavailable, block_on,
 };
 
 const SLOT: usize = 512;
@@ -121,11 +121,20 @@ struct PairRun<'a> {
     pair: Pair,
     keys: Vec<String>,
     seen: HashSet<u64>,
+    /// Ended with MORE, and not released.
+    held: HashSet<u64>,
     accepted: u64,
 }
 
 impl PairRun<'_> {
     fn see(&mut self, done: Completion) {
+        if done.release {
+            assert!(self.held.remove(&done.user_data) && done.slot.is_none());
+            return;
+        }
+        if done.more {
+            self.held.insert(done.user_data);
+        }
         assert!(
             self.seen.insert(done.user_data),
             "{} came twice",
@@ -133,7 +142,11 @@ impl PairRun<'_> {
         );
         let key = &self.keys[done.user_data as usize];
         let has_bytes = matches!(done.op, OpKind::Retrieve | OpKind::Store);
-        assert_eq!((done.slot.is_some(), done.more), (has_bytes, false));
+        // Only a shutdown ends an op before its call.
+        if done.more {
+            assert_eq!(done.result, Err(OpError::ShutDown));
+        }
+        assert_eq!(done.slot.is_some(), has_bytes && !done.more);
         match (done.op, done.result) {
             (OpKind::Lookup, Ok(Done::Present | Done::Absent)) => {}
             (OpKind::Retrieve, Ok(Done::Retrieved(len))) => {
@@ -173,7 +186,10 @@ impl PairRun<'_> {
                     match refused.reason {
                         SubmitError::NoCredit { .. }
                         | SubmitError::NoLongKeyPlace { .. }
-                        | SubmitError::Unavailable { .. } => {}
+                        | SubmitError::Unavailable {
+                            why: Unavailable::Failing,
+                            ..
+                        } => {}
                         SubmitError::ShutDown => open = false,
                         other => panic!("{other:?}"),
                     }
@@ -200,6 +216,7 @@ fn run_pair(field: &Field, rng: &mut Rng) {
         pair,
         keys: Vec::new(),
         seen: HashSet::new(),
+        held: HashSet::new(),
         accepted: 0,
     };
     for _ in 0..rng.below(12) {
@@ -234,6 +251,11 @@ fn run_pair(field: &Field, rng: &mut Rng) {
     field.add(run.accepted);
 }
 
+/// Then a call may have its slot.
+fn is_shut_down<T>(result: &Result<T, ClientError>) -> bool {
+    matches!(result, Err(ClientError::Failed(OpError::ShutDown)))
+}
+
 /// How a client's op ended; whether it was accepted is known then.
 fn see_client<T>(field: &Field, result: &Result<T, ClientError>) -> bool {
     match result {
@@ -243,7 +265,11 @@ fn see_client<T>(field: &Field, result: &Result<T, ClientError>) -> bool {
             field.add(1);
         }
         Err(ClientError::Refused(
-            SubmitError::NoLongKeyPlace { .. } | SubmitError::Unavailable { .. },
+            SubmitError::NoLongKeyPlace { .. }
+            | SubmitError::Unavailable {
+                why: Unavailable::Failing,
+                ..
+            },
         )) => {}
         Err(ClientError::Refused(SubmitError::ShutDown)) => return false,
         other => panic!("{:?}", other.as_ref().err()),
@@ -290,7 +316,7 @@ fn run_client(field: &Field, rng: &mut Rng, client: &Client) {
                         if let Ok(len) = got.result {
                             Field::check_read(&key, got.slot.as_ref().unwrap(), len);
                         }
-                        assert!(got.slot.is_some());
+                        assert!(got.slot.is_some() || is_shut_down(&got.result));
                         see_client(field, &got.result)
                     }
                 }
@@ -302,7 +328,7 @@ fn run_client(field: &Field, rng: &mut Rng, client: &Client) {
                 match drive(rng, client.store(&key, slot)) {
                     None => unknown(1) < u64::MAX,
                     Some(put) => {
-                        assert!(put.slot.is_some());
+                        assert!(put.slot.is_some() || is_shut_down(&put.result));
                         see_client(field, &put.result)
                     }
                 }
@@ -392,7 +418,6 @@ fn start(rng: &mut Rng, seed: u64) -> (Arc<Spy>, Field) {
         .unwrap();
     let mut config = EngineConfig::default()
         .cores(CoreChoice::None)
-        .fail_fast_after([0, 5][rng.below(2)] as u32)
         .num_workers(1 + rng.below(4))
         .max_batch(1 + rng.below(16))
         .max_batch_bytes(1 + rng.below(8 << 10))
@@ -400,6 +425,8 @@ fn start(rng: &mut Rng, seed: u64) -> (Arc<Spy>, Field) {
         .ring_depth(1 + rng.below(32))
         .max_pairs(1 + rng.below(8))
         .long_keys(rng.below(3))
+        .fail_fast_after([0, 2, 5][rng.below(3)])
+        .fail_fast_ms(1 + rng.below(4) as u32)
         .spin_us(rng.below(2) as u32 * 20);
     for op in OpKind::ALL {
         if rng.below(4) == 0 {
