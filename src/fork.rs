@@ -155,7 +155,7 @@ mod tests {
         let pool = region.slot_pool(&[class]).unwrap();
         let engine = Engine::builder(sim.clone()).region(region);
         let engine = engine
-            .config(EngineConfig::default().ring_depth(10))
+            .config(EngineConfig::default().ring_depth(16))
             .start()
             .unwrap();
         let client = engine.client().with_cancel_on_drop();
@@ -178,9 +178,12 @@ mod tests {
         let ticket = ticket.unwrap();
         let mut in_flight = [retrieve(), retrieve(), many(), many()];
         assert!(in_flight.iter_mut().all(|future| poll(future).is_pending()));
-        let _full = [(); 4].map(|()| client.delete("k"));
+        let _full = [(); 10].map(|()| client.delete("k"));
         let mut waiting = [retrieve(), retrieve(), many(), many()];
         assert!(waiting.iter_mut().all(|future| poll(future).is_pending()));
+
+        let counts = engine.stats().engine;
+        assert_eq!((counts.credits_in_use, counts.accepted), (17, 17));
 
         let shared = &*engine.shared;
         let held = (
