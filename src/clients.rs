@@ -381,6 +381,12 @@ pub(crate) enum Registered {
 }
 
 impl Waiting {
+    /// For a test of what takes the lock.
+    #[cfg(test)]
+    pub(crate) fn hold(&self) -> impl Sized + '_ {
+        self.queue.lock()
+    }
+
     #[inline]
     fn is_anybody(&self) -> bool {
         self.count.load(Ordering::Relaxed) != 0

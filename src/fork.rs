@@ -99,23 +99,136 @@ fn wiped_page() -> Result<NonNull<AtomicU64>, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::Pin;
+    use std::sync::Arc;
+    use std::task::{Context, Poll, Waker};
+    use std::time::Duration;
+
     use super::*;
+    use crate::store::{MemoryOptions, MemoryStore, SimOptions, SimStore};
+    use crate::{Engine, EngineConfig, OpKind, Region, RegionOptions, SlotClass, Submission};
+
+    /// The exit code of a forked child that runs `f`; one that hangs is ended by a signal, which has no code.
+    fn in_a_child(f: impl FnOnce() -> i32) -> Option<i32> {
+        // SAFETY: the child runs `f`, which takes no lock that another thread may hold, and leaves by `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: no preconditions.
+            unsafe {
+                libc::alarm(5);
+                libc::_exit(f());
+            }
+        }
+        let mut status = 0;
+        // SAFETY: `status` is live; the child is ours.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status))
+    }
 
     #[test]
     fn a_child_finds_zero_and_the_parent_what_it_wrote() {
         let word = ForkWord::new(7);
         assert_eq!((word.warning(), word.is_wiped()), (None, false));
-        // SAFETY: the child reads a word and leaves by `_exit`.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY: no preconditions.
-            unsafe { libc::_exit(if word.is_wiped() { 3 } else { 4 }) };
-        }
-        let mut status = 0;
-        // SAFETY: `status` is live; the child is ours.
-        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        assert_eq!(libc::WEXITSTATUS(status), 3);
+        assert_eq!(in_a_child(|| i32::from(word.is_wiped())), Some(1));
         assert_eq!(word.load(Ordering::Relaxed), 7);
+    }
+
+    type Boxed<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+
+    fn poll(future: &mut Boxed<'_>) -> Poll<()> {
+        future
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    /// As if other threads held every lock at the moment of the fork: this one holds them. Futures of each state are polled in the
+    /// child, and others of the same dropped.
+    #[test]
+    fn a_child_takes_no_lock() {
+        let memory = MemoryStore::new(MemoryOptions::default()).unwrap();
+        let sim = Arc::new(SimStore::new(Arc::new(memory), SimOptions::default()).unwrap());
+        let region = Region::allocate(RegionOptions::new(1 << 12)).unwrap();
+        let class = SlotClass {
+            size: 64,
+            count: 16,
+        };
+        let pool = region.slot_pool(&[class]).unwrap();
+        let engine = Engine::builder(sim.clone()).region(region);
+        let engine = engine
+            .config(EngineConfig::default().ring_depth(16))
+            .start()
+            .unwrap();
+        let client = engine.client().with_cancel_on_drop();
+        let retrieve = || -> Boxed<'_> {
+            let op = client.retrieve("k", pool.lend(64).unwrap());
+            Box::pin(async { drop(op.await) })
+        };
+        let many = || -> Boxed<'_> {
+            Box::pin(async {
+                client.lookup_prefix(["k"]).await;
+            })
+        };
+        let mut ended = [retrieve(), retrieve()];
+        while engine.stats().engine.completed < 2 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let gate = sim.gate().close(&OpKind::ALL);
+        let mut pair = engine.pair(4).unwrap();
+        let ticket = pair.submit(Submission::store("k", pool.lend(64).unwrap()));
+        let ticket = ticket.unwrap();
+        let mut in_flight = [retrieve(), retrieve(), many(), many()];
+        assert!(in_flight.iter_mut().all(|future| poll(future).is_pending()));
+        let _full = [(); 10].map(|()| client.delete("k"));
+        let mut waiting = [retrieve(), retrieve(), many(), many()];
+        assert!(waiting.iter_mut().all(|future| poll(future).is_pending()));
+
+        let counts = engine.stats().engine;
+        assert_eq!((counts.credits_in_use, counts.accepted), (17, 17));
+
+        let shared = &*engine.shared;
+        let held = (
+            shared.clients.waiting().hold(),
+            shared.quarantine.hold(),
+            shared.pairs.hold(),
+            shared.memory.live().hold(),
+            (
+                shared.ending.lock(),
+                shared.working.lock(),
+                shared.released.lock(),
+            ),
+        );
+        fn copy<T>(of: &T) -> T {
+            // SAFETY: for the child, whose own copies these are; it drops each once.
+            unsafe { ptr::read(of) }
+        }
+        let code = in_a_child(|| {
+            for futures in [&mut ended[..], &mut in_flight, &mut waiting] {
+                for (i, future) in futures.iter_mut().enumerate() {
+                    if i % 2 == 0 && poll(future).is_pending() {
+                        return 1;
+                    }
+                    drop(copy(future));
+                }
+            }
+            let abandon = crate::IfRunning::Abandon;
+            let calls = [
+                engine.pair(1).is_err(),
+                engine.quarantined().is_empty(),
+                engine.stats().engine.accepted == 0,
+                engine
+                    .shutdown(crate::Shutdown::Cancel, Duration::ZERO)
+                    .is_err(),
+                pair.cancel(ticket, abandon) == crate::Cancel::Forked,
+                pair.wait(1, None).is_err(),
+                pair.poll().is_none(),
+                client.blocking().lookup("k").is_err(),
+            ];
+            drop((copy(&pair), copy(&client), copy(&engine)));
+            calls.iter().position(|ok| !ok).map_or(0, |i| 10 + i as i32)
+        });
+        drop(held);
+        drop(gate);
+        assert_eq!(code, Some(0));
     }
 
     #[test]

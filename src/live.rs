@@ -31,6 +31,12 @@ struct Live {
 
 #[cfg(debug_assertions)]
 impl LiveSpans {
+    /// For a test of what takes it.
+    #[cfg(test)]
+    pub(crate) fn hold(&self) -> impl Sized + '_ {
+        self.lock()
+    }
+
     fn lock(&self) -> MutexGuard<'_, Spans> {
         self.spans.lock().unwrap_or_else(|e| e.into_inner())
     }
@@ -73,6 +79,9 @@ impl LiveSpans {
 
 #[cfg(not(debug_assertions))]
 impl LiveSpans {
+    #[cfg(test)]
+    pub(crate) fn hold(&self) -> impl Sized + '_ {}
+
     #[inline(always)]
     pub(crate) fn add(&self, _: OpKind, _: usize, _: usize) -> bool {
         true

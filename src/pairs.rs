@@ -37,6 +37,12 @@ pub(crate) struct PairCounts {
 }
 
 impl Pairs {
+    /// For a test of what takes it.
+    #[cfg(test)]
+    pub(crate) fn hold(&self) -> impl Sized + '_ {
+        self.lock()
+    }
+
     fn lock(&self) -> MutexGuard<'_, List> {
         self.list.lock().unwrap_or_else(|e| e.into_inner())
     }

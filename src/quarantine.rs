@@ -98,6 +98,12 @@ impl Quarantine {
         }
     }
 
+    /// For a test of what takes it.
+    #[cfg(test)]
+    pub(crate) fn hold(&self) -> impl Sized + '_ {
+        self.lock()
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<Held>> {
         self.held.lock().unwrap_or_else(|e| e.into_inner())
     }

@@ -10,7 +10,7 @@ use std::pin::Pin;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Spy, assert_at_rest, eventually, in_a_child, memory, sim, slots, watchdog};
 use moonring::store::{SimOptions, Store, StoreHealth, direct};
@@ -86,6 +86,12 @@ fn each_call_in_a_child_answers_forked_and_nobody_else_notices() {
         .submit(Submission::store("a", pool.lend(64).unwrap()).user_data(1))
         .unwrap();
     assert!(sim.gate().wait_inside(OpKind::Store, 1, LIMIT));
+    // An eventfd that is readable.
+    let mut ready = engine.pair(1).unwrap();
+    let ready_fd = ready.event_fd().unwrap();
+    assert!(ready.arm());
+    ready.submit(Submission::delete("gone")).unwrap();
+    eventually(|| is_readable(ready_fd.as_raw_fd()));
     let mut other = engine.pair(8).unwrap();
     let mut batch = other.batch();
     batch.push(Submission::delete("staged")).unwrap();
@@ -93,7 +99,7 @@ fn each_call_in_a_child_answers_forked_and_nobody_else_notices() {
     let mut stored = boxed(client.store("b", pool.lend(64).unwrap()));
     let mut was_refused = boxed(client.delete(""));
     let mut done = boxed(client.delete("gone"));
-    eventually(|| engine.stats().lane(OpKind::Delete).count("not_found") == 2);
+    eventually(|| engine.stats().lane(OpKind::Delete).count("not_found") == 3);
     let mut many = boxed(async {
         let mut answers = Vec::new();
         let keys = ["k0", "k1", "k2", "k3", "k4"];
@@ -103,8 +109,8 @@ fn each_call_in_a_child_answers_forked_and_nobody_else_notices() {
     assert!(poll(&mut stored).is_pending() && poll(&mut many).is_pending());
     let mut waits = boxed(client.retrieve("b", pool.lend(64).unwrap()));
     assert!(poll(&mut waits).is_pending());
-    eventually(|| spy.calls() == 4);
-    assert_eq!(engine.stats().engine.credits_in_use, 3 + 4);
+    eventually(|| spy.calls() == 5);
+    assert_eq!(engine.stats().engine.credits_in_use, 4 + 4);
     assert!(!is_readable(fd.as_raw_fd()));
     let seen = spy.seen().len();
 
@@ -123,6 +129,7 @@ fn each_call_in_a_child_answers_forked_and_nobody_else_notices() {
         check!(3, pair.wait(1, None) == Err(WaitError::Forked));
         check!(4, pair.wait(0, None) == Err(WaitError::Forked));
         check!(5, !pair.arm() && pair.event_fd().is_err());
+        check!(5, !ready.arm());
         check!(6, matches!(engine.pair(1), Err(PairError::Forked)));
         let ended = engine.shutdown(Shutdown::Drain, Duration::MAX);
         check!(7, ended == Err(ShutdownError::Forked));
@@ -153,7 +160,9 @@ fn each_call_in_a_child_answers_forked_and_nobody_else_notices() {
         };
         check!(19, back.result == Err(REFUSED) && back.slot.is_some());
         // Nobody ends what is dropped, and the store hears nothing.
+        let free = pool.available();
         drop(back);
+        check!(24, pool.available() == free);
         drop((
             copy(&batch),
             copy(&pair),
@@ -162,13 +171,15 @@ fn each_call_in_a_child_answers_forked_and_nobody_else_notices() {
             copy(&stored),
         ));
         drop((copy(&engine), copy(&client), copy(&pool), copy(&region)));
-        check!(20, spy.calls() == 4 && spy.seen().len() == seen);
+        check!(20, spy.calls() == 5 && spy.seen().len() == seen);
         0
     });
     assert_eq!(code, 0);
 
     // Here all of it is still there.
     assert!(!is_readable(fd.as_raw_fd()), "the child signalled");
+    assert!(is_readable(ready_fd.as_raw_fd()), "the child took a signal");
+    assert!(ready.poll().is_some());
     assert!(pair.poll().is_some());
     assert!(pair.arm());
     batch.publish();
@@ -395,6 +406,7 @@ fn a_child_neither_calls_nor_destroys_mooncakes_client() {
     let store = library.open(&Master::listen().config("")).unwrap();
     direct::put_from(&store, &[(b"key", b"bytes")]).unwrap();
     let code = in_a_child(|| {
+        let start = Instant::now();
         let there = direct::exists(&store, &[b"key"]);
         check!(1, there.is_ok_and(|there| there == [Err(OpError::Forked)]));
         check!(
@@ -404,6 +416,8 @@ fn a_child_neither_calls_nor_destroys_mooncakes_client() {
         store.close();
         drop(copy(&store));
         check!(3, library.clients() == 1);
+        // Nor did anything wait for calls of the parent.
+        check!(4, start.elapsed() < Duration::from_secs(5));
         0
     });
     assert_eq!(code, 0);
