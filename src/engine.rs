@@ -361,6 +361,10 @@ pub enum PairError {
 /// An engine belongs to the process that started it. In a forked child each call answers `Forked`, futures of
 /// ops in flight resolve to [`OpError::Forked`], and dropping any part of it frees the child's copy and
 /// does nothing else; the parent notices nothing. A child may start an engine of its own, on a store of its own.
+///
+/// # The end of the process
+/// Whoever returns from `main` or calls `exit` without a shutdown gets one: [`Shutdown::Cancel`], at most 3 s for all engines together.
+/// What holds for a client library that is at work then, stands in `docs/mooncake.md`.
 #[derive(Debug)]
 pub struct Engine {
     pub(crate) shared: Arc<Shared>,

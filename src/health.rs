@@ -2,9 +2,9 @@
 
 use std::fmt;
 
+use crate::OpKind;
 use crate::circuit::LaneHealth;
 use crate::engine::Shared;
-use crate::{OpError, OpKind};
 
 /// The whole engine, in a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -55,7 +55,7 @@ impl Health {
         let quarantined = engine.quarantine.ops() as u64;
         let mut reasons = Vec::new();
         if engine.is_closing() {
-            reasons.push(OpError::ShutDown.to_string());
+            reasons.push(engine.refusal().to_string());
         }
         for (op, lane) in OpKind::ALL.into_iter().zip(&lanes) {
             if let Some(why) = lane.open {

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use common::{Spy, assert_at_rest, eventually, in_a_child, memory, sim, slots, watchdog};
 use moonring::store::{SimOptions, Store, StoreHealth, direct};
 use moonring::{
-    Cancel, ClientError, Done, Engine, EngineConfig, IfRunning, OpError, OpKind, PairError,
-    Shutdown, ShutdownError, Stats, Submission, SubmitError, WaitError,
+    Cancel, ClientError, Done, Engine, EngineConfig, HealthState, IfRunning, OpError, OpKind,
+    PairError, Shutdown, ShutdownError, Stats, Submission, SubmitError, WaitError,
 };
 use standin::{Kind, Master, StandIn};
 
@@ -140,6 +140,11 @@ fn each_call_in_a_child_answers_forked_and_nobody_else_notices() {
         );
         check!(22, pair.cancel_all(1, IfRunning::Abandon) == 0);
         check!(23, engine.quarantined().is_empty());
+        let health = engine.health();
+        check!(
+            25,
+            health.state == HealthState::Down && health.reasons[0].contains("fork")
+        );
         check!(9, client.blocking().lookup("x") == Err(REFUSED));
         check!(10, engine.client().blocking().delete("x") == Err(REFUSED));
         let prefix = moonring::block_on(client.lookup_prefix(["x"]));
