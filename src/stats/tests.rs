@@ -58,6 +58,7 @@ fn all_errors() -> Vec<OpError> {
         OpError::Cancelled { started: false },
         OpError::Cancelled { started: true },
         OpError::ShutDown,
+        OpError::Forked,
         OpError::Store(-4711),
     ]
 }
