@@ -314,9 +314,10 @@ impl PairRun<'_> {
                             bytes[..len].fill(byte_of(n));
                         }
                         let raw = Span { len, ..raw };
-                        // SAFETY: no op has the span, and nobody else touches it before the release.
                         match kind {
+                            // SAFETY: no op has the span, and nobody else touches it before the release.
                             OpKind::Store => unsafe { Submission::store_span(key, raw) },
+                            // SAFETY: as above.
                             _ => unsafe { Submission::retrieve_span(key, raw) },
                         }
                     }
