@@ -205,3 +205,25 @@ fn sweep(
     table.soonest.fetch_min(soonest, Ordering::Relaxed);
     true
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_longer_time_is_never_fewer_ticks_and_one_that_is_too_long_is_none() {
+        let clock = quanta::Clock::new();
+        let mut timer = Timer::new(&clock);
+        let ms = clock.delta(0, timer.ticks(1_000_000));
+        assert!(ms.abs_diff(Duration::from_millis(1)) < Duration::from_nanos(100));
+        // Of any processor: from 1 MHz to 10 GHz.
+        for mhz in [1, 24, 999, 1_000, 1_001, 2_100, 3_000, 10_000] {
+            timer.rate = ((mhz as u128) << 32).div_ceil(1_000) as u64;
+            let shifts = (0..64).map(|shift| u64::MAX >> shift);
+            let mut ticks: Vec<_> = shifts.map(|ns| timer.ticks(ns)).collect();
+            assert!(mhz <= 1_000 || ticks[0] == NEVER);
+            ticks.reverse();
+            assert!(ticks.is_sorted(), "{mhz} MHz: {ticks:?}");
+        }
+    }
+}
