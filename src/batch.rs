@@ -472,7 +472,6 @@ impl Call {
                 self.buf_lens[new] = d.len();
             }
             self.leaders[new] = index;
-            self.results[new] = UNSET;
             return new as u32;
         };
         let at = place as usize;
@@ -493,6 +492,7 @@ impl Call {
     /// The store call. A panic of the store is an answer like others.
     fn run(&mut self, kind: OpKind, store: &dyn Store, force: bool) -> CallResult {
         let n = self.len;
+        self.results[..n].fill(UNSET);
         // SAFETY: places point to keys that stay as they are until their ops are finished, after this call; the slices
         // have one length.
         let keys =

@@ -314,6 +314,19 @@ impl Worker {
         let mut passed_over = None;
         let mut next = None;
         let words = queue.words();
+        if words == 1 {
+            let bits = queue.ready_word(0);
+            // One source alone needs no order, if it is drained or the batch is full.
+            if bits.is_power_of_two() {
+                let source = bits.trailing_zeros() as usize;
+                if !self.take_source(lane.op, class, queue, engine, source, bounds) {
+                    self.first_source[lane.op.index()][class.index()] = source;
+                } else if self.batch.is_full(bounds) {
+                    self.first_source[lane.op.index()][class.index()] = (source + 1) % 64;
+                }
+                return;
+            }
+        }
         let mut word = first / 64;
         'round: for nth in 0..words + 1 {
             let mut bits = queue.ready_word(word);
