@@ -215,7 +215,7 @@ impl Shared {
         // Release pairs with the Acquire in `settled`.
         quarantine.turns.fetch_add(1, Ordering::AcqRel);
         let done = table.ops().abandon(ticket, why, running);
-        let mut ended = None;
+        let (mut ended, mut overdue) = (None, None);
         let started = match done {
             None => None,
             Some(slots::Abandoned::NeverStarted(finished)) => {
@@ -251,6 +251,7 @@ impl Shared {
                 let lane = &self.lanes[op.index()];
                 if why == Why::Deadline && self.groups[lane.group].set_overdue(d.worker()) {
                     lane.circuit.add_overdue(since);
+                    overdue = Some(lane);
                 }
                 if let Submitter::Pair(pair) = submitter {
                     // SAFETY: we have just ended the op.
@@ -261,6 +262,13 @@ impl Shared {
         };
         quarantine.turns.fetch_add(1, Ordering::Release);
         drop(list);
+        if let Some(lane) = overdue
+            && lane.circuit.is_open()
+        {
+            // What waits for a place among the lane's holders needs none any more: whoever sleeps may answer it.
+            publish_fence();
+            self.groups[lane.group].wake_for(lane);
+        }
         if let Some(finished) = ended {
             // Hands the credit to who waits for one, and wakes it.
             self.clients.after_end(ticket, finished, wakers);
