@@ -698,3 +698,100 @@ fn a_probe_that_came_to_nothing_is_followed_by_another() {
     lets_in(&mut pair, "a dropped future");
     eventually(|| pool.available() == 64);
 }
+
+/// Deadlines at every moment of an op's life, calls that fail and hang by chance: nothing of it stays behind.
+#[test]
+fn after_a_storm_no_circuit_stays_open_and_no_call_overdue() {
+    let _dog = watchdog_for(LONG * 2);
+    let seeds = std::env::var("MOONRING_STORM_SEEDS").ok();
+    let seeds: u64 = seeds.map_or(4, |n| n.parse().expect("a number"));
+    for seed in 0..seeds {
+        let config = match seed % 4 {
+            0 => config(4).max_batch(4),
+            1 => config(1).max_batch(8),
+            2 => alone(OpKind::Lookup, 2).max_batch(2),
+            _ => config(3).busy_poll(true),
+        };
+        storm(seed, config.fail_fast_ms(2));
+    }
+}
+
+fn storm(seed: u64, config: EngineConfig) {
+    let (engine, store, pool) = start(config);
+    let (over, wait) = (AtomicBool::new(false), ms(400));
+    std::thread::scope(|scope| {
+        for producer in 0..3 {
+            let (engine, pool, over) = (&engine, &pool, &over);
+            scope.spawn(move || {
+                let mut rng = Rng::new(seed << 8 | producer);
+                let mut pair = engine.pair(32).unwrap();
+                let client = engine.client();
+                let mut tickets = Vec::new();
+                while !over.load(Ordering::Relaxed) {
+                    for _ in 0..1 + rng.below(12) {
+                        let kind = OpKind::ALL[rng.below(4)];
+                        let op = match (kind, pool.lend(64)) {
+                            (OpKind::Lookup, _) => Submission::lookup("key"),
+                            (OpKind::Retrieve, Some(slot)) => Submission::retrieve("key", slot),
+                            (OpKind::Store, Some(slot)) => Submission::store("key", slot),
+                            _ => Submission::delete("key"),
+                        };
+                        let time = Duration::from_micros(rng.below(400) as u64);
+                        let op = match rng.below(4) {
+                            0 => op.timeout(None),
+                            _ => op.timeout(Some(time)),
+                        };
+                        tickets.extend(pair.submit(op));
+                    }
+                    let hurried = client.with_timeout(Some(ms(rng.below(2) as u64)));
+                    drop(hurried.lookup("key"));
+                    if let (0, Some(ticket)) = (rng.below(3), tickets.pop()) {
+                        pair.cancel(ticket, IfRunning::Abandon);
+                    }
+                    tickets.clear();
+                    let _ = pair.wait(1, Some(ms(1)));
+                    pair.completions().for_each(drop);
+                }
+                while pair.in_flight() > 0 {
+                    pair.wait(1, Some(LONG)).unwrap();
+                    pair.completions().for_each(drop);
+                }
+            });
+        }
+        let mut rng = Rng::new(!seed);
+        let start = Instant::now();
+        while start.elapsed() < wait {
+            let kind = OpKind::ALL[rng.below(4)];
+            match rng.below(4) {
+                0 => store.fail(&[kind], OpError::RpcFailed),
+                1 => store.fail(&[kind], OpError::NoSpace),
+                2 => store.heal(),
+                _ => {
+                    let gate = store.gate().close(&OpKind::ALL[..1 + rng.below(4)]);
+                    std::thread::sleep(ms(rng.below(8) as u64));
+                    drop(gate);
+                }
+            }
+            std::thread::sleep(ms(rng.below(3) as u64));
+        }
+        store.heal();
+        over.store(true, Ordering::Relaxed);
+    });
+    eventually(|| engine.stats().engine.quarantined == 0);
+    eventually(|| engine.stats().engine.credits_in_use == 0);
+    let overdue = OpKind::ALL.map(|op| lane(&engine, op).overdue_calls);
+    assert_eq!(overdue, [0; 4], "seed {seed}");
+    let mut pair = engine.pair(4).unwrap();
+    assert_recovers(&engine, &mut pair, &pool);
+    // The spare sleeps again, and workers make the calls.
+    store.calls.lock().unwrap().clear();
+    for _ in 0..20 {
+        let done = one(&mut pair, Submission::lookup("key").timeout(None));
+        assert!(matches!(done, Ok(Ok(_))), "seed {seed}: {done:?}");
+    }
+    assert_eq!(store.take(OpKind::Lookup), [1; 20]);
+    assert_eq!(pool.available(), 64);
+    let opened: Vec<_> = engine.health().lanes.iter().map(|l| l.opened).collect();
+    println!("seed {seed}: circuits opened {opened:?}");
+    assert_at_rest(&engine);
+}
