@@ -164,6 +164,10 @@ impl Circuit {
     #[cold]
     fn permit_open(&self, spare: bool, now: u64) -> Permit {
         let due = now >= self.probe_at.load(Ordering::Relaxed);
+        if spare && due {
+            // It came to nothing: the next is let in after the pause, and not all that come until then.
+            self.set_probe(now);
+        }
         // Others see the flag, so one probe goes on at a time.
         if spare || !due || self.probing.swap(true, Ordering::Relaxed) {
             return Permit::Answer;
@@ -356,8 +360,7 @@ mod tests {
         );
         assert_eq!(circuit.refuses(700), Some(Unavailable::Failing));
         assert_eq!(circuit.permit(false, || 700), Permit::Answer);
-        // Due after at most a pause and a quarter; one at a time, and never by a spare worker.
-        assert_eq!(circuit.permit(true, || 1300), Permit::Answer);
+        // Due after at most a pause and a quarter; one at a time.
         assert_eq!(circuit.refuses(1300), None);
         assert_eq!(circuit.permit(false, || 1300), Permit::Probe);
         assert_eq!(circuit.refuses(1300), Some(Unavailable::Failing));
@@ -390,6 +393,18 @@ mod tests {
         circuit.after_call(Outcome::Answered, Permit::Call(64), true, || 4);
         assert!(!circuit.is_open());
         assert_eq!(circuit.look().batch_bound, 32);
+    }
+
+    #[test]
+    fn a_spare_makes_no_probe_and_puts_it_off() {
+        let circuit = Circuit::new(RULES);
+        circuit.add_overdue(1);
+        circuit.add_overdue(1);
+        assert_eq!(circuit.refuses(2000), None);
+        assert_eq!(circuit.permit(true, || 2000), Permit::Answer);
+        assert_eq!(circuit.refuses(2001), Some(Unavailable::Overdue));
+        assert_eq!(circuit.refuses(3300), None);
+        assert_eq!(circuit.permit(false, || 3300), Permit::Probe);
     }
 
     #[test]
