@@ -5,7 +5,7 @@
 //!            or half of the workers are in overdue calls
 //!   CLOSED ─────────────────────────────────────────────▶ OPEN ──┐ every half second, with jitter:
 //!      ▲                                                   ▲  │  │ a probe, one op of what comes
-//!      │        a call goes well, and few hang             │  │  │
+//!      │     a call reaches the store, and few hang         │  │  │
 //!      └───────────────────────────────────────────────────┼──┘  │
 //!                                                          └─────┘ it fails
 //! ```
@@ -16,7 +16,7 @@
 //! A call is **overdue** when the time of one of its ops was up before it returned. After such a call the lane takes half as
 //! many keys at a time, until its calls are in time again: then twice as many with each.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
 use crate::store::RawResult;
 use crate::{OpError, Unavailable};
@@ -164,6 +164,10 @@ impl Circuit {
     #[cold]
     fn permit_open(&self, spare: bool, now: u64) -> Permit {
         let due = now >= self.probe_at.load(Ordering::Relaxed);
+        if spare && due {
+            // It came to nothing: the next is let in after the pause, and not all that come until then.
+            self.set_probe(now);
+        }
         // Others see the flag, so one probe goes on at a time.
         if spare || !due || self.probing.swap(true, Ordering::Relaxed) {
             return Permit::Answer;
@@ -215,13 +219,13 @@ impl Circuit {
                 self.failed.store(0, Ordering::Relaxed);
                 self.unreachable.store(0, Ordering::Relaxed);
                 self.answered.store(true, Ordering::Relaxed);
-                if self.overdue.load(Ordering::Relaxed) < self.rules.overdue {
-                    self.state.store(CLOSED, Ordering::Relaxed);
-                }
+                self.close(now);
             }
             Outcome::Failed => {
                 self.failed.fetch_add(1, Ordering::Relaxed);
                 self.unreachable.store(0, Ordering::Relaxed);
+                // The store is there, and its callers are to hear what it says: that it is full, perhaps.
+                self.close(now);
             }
             Outcome::Unreachable => {
                 self.failed.fetch_add(1, Ordering::Relaxed);
@@ -244,6 +248,20 @@ impl Circuit {
         }
     }
 
+    /// Closes it, unless too many calls hang.
+    fn close(&self, now: u64) {
+        let too_many = || self.overdue.load(Ordering::Relaxed) >= self.rules.overdue;
+        if too_many() {
+            return;
+        }
+        self.state.store(CLOSED, Ordering::Relaxed);
+        // Pairs with the fence in `add_overdue`: it opens after this, or its call is counted here.
+        fence(Ordering::SeqCst);
+        if self.rules.after > 0 && too_many() {
+            self.open(OVERDUE, now);
+        }
+    }
+
     /// The next probe comes after the pause, a quarter more or less.
     fn set_probe(&self, now: u64) {
         // Low bits of a clock are as good as a random number here.
@@ -257,6 +275,8 @@ impl Circuit {
     /// One more call is overdue. Under the quarantine's lock, as its counterpart.
     pub(crate) fn add_overdue(&self, now: u64) {
         let n = self.overdue.fetch_add(1, Ordering::Relaxed) + 1;
+        // Pairs with the fence in `close`.
+        fence(Ordering::SeqCst);
         if self.rules.after > 0 && n >= self.rules.overdue {
             self.open(OVERDUE, now);
         }
@@ -340,8 +360,7 @@ mod tests {
         );
         assert_eq!(circuit.refuses(700), Some(Unavailable::Failing));
         assert_eq!(circuit.permit(false, || 700), Permit::Answer);
-        // Due after at most a pause and a quarter; one at a time, and never by a spare worker.
-        assert_eq!(circuit.permit(true, || 1300), Permit::Answer);
+        // Due after at most a pause and a quarter; one at a time.
         assert_eq!(circuit.refuses(1300), None);
         assert_eq!(circuit.permit(false, || 1300), Permit::Probe);
         assert_eq!(circuit.refuses(1300), Some(Unavailable::Failing));
@@ -354,6 +373,13 @@ mod tests {
         );
         assert!(!circuit.is_open() && circuit.refuses(3001).is_none());
         assert_eq!(circuit.look().opened, 1);
+        // So does one that fails, but not on the way.
+        for now in 4000..4003 {
+            call(&circuit, Outcome::Unreachable, false, now);
+        }
+        assert!(circuit.is_open());
+        assert_eq!(call(&circuit, Outcome::Failed, false, 6000), Permit::Probe);
+        assert!(!circuit.is_open());
     }
 
     #[test]
@@ -367,6 +393,18 @@ mod tests {
         circuit.after_call(Outcome::Answered, Permit::Call(64), true, || 4);
         assert!(!circuit.is_open());
         assert_eq!(circuit.look().batch_bound, 32);
+    }
+
+    #[test]
+    fn a_spare_makes_no_probe_and_puts_it_off() {
+        let circuit = Circuit::new(RULES);
+        circuit.add_overdue(1);
+        circuit.add_overdue(1);
+        assert_eq!(circuit.refuses(2000), None);
+        assert_eq!(circuit.permit(true, || 2000), Permit::Answer);
+        assert_eq!(circuit.refuses(2001), Some(Unavailable::Overdue));
+        assert_eq!(circuit.refuses(3300), None);
+        assert_eq!(circuit.permit(false, || 3300), Permit::Probe);
     }
 
     #[test]

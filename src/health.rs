@@ -71,11 +71,14 @@ impl Health {
         if quarantined > 0 {
             reasons.push(format!("{quarantined} ops are in quarantine"));
         }
-        let works = |lane: &LaneHealth| lane.open.is_none() && lane.failed_calls == 0;
+        // Whether its workers all hang in calls of any kind.
+        let hangs = |op: OpKind| engine.groups[engine.lanes[op.index()].group].wants_spare();
         let used = || {
-            lanes
-                .iter()
-                .filter(|lane| lane.in_use || lane.open.is_some())
+            let lanes = OpKind::ALL.into_iter().zip(&lanes);
+            lanes.filter(|(_, lane)| lane.in_use || lane.open.is_some())
+        };
+        let works = |(op, lane): (OpKind, &LaneHealth)| {
+            lane.open.is_none() && lane.failed_calls == 0 && !hangs(op)
         };
         let nothing_works = used().count() > 0 && !used().any(works);
         let state = match reasons.is_empty() {

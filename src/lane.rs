@@ -247,8 +247,9 @@ pub(crate) struct Group {
     wake: CachePadded<WakeWord>,
     /// The last is the spare.
     threads: Box<[OnceLock<Thread>]>,
-    /// Which workers are in overdue calls, and how many. Changed under the quarantine's lock.
-    overdue: Box<[AtomicBool]>,
+    /// Listed ops, by worker and op kind, for which a call counts as overdue; and how many of these are not 0. Changed under the
+    /// quarantine's lock.
+    overdue: Box<[[AtomicU32; 4]]>,
     overdue_calls: AtomicUsize,
     /// Workers in a store call.
     busy: CachePadded<AtomicU32>,
@@ -261,7 +262,7 @@ impl Group {
             workers,
             wake: CachePadded::new(WakeWord::new()),
             threads: (0..=workers).map(|_| OnceLock::new()).collect(),
-            overdue: (0..workers).map(|_| AtomicBool::new(false)).collect(),
+            overdue: (0..workers).map(|_| Default::default()).collect(),
             overdue_calls: AtomicUsize::new(0),
             busy: CachePadded::new(AtomicU32::new(0)),
         }
@@ -293,10 +294,15 @@ impl Group {
         }
     }
 
-    /// A worker's call is overdue. False where that is known. Under the quarantine's lock.
-    pub(crate) fn set_overdue(&self, worker: usize) -> bool {
-        let known = |flag: &AtomicBool| flag.swap(true, Ordering::Relaxed);
-        if self.overdue.get(worker).is_none_or(known) {
+    /// One more op for which a worker's call is overdue. Whether it is the first. Under the quarantine's lock.
+    ///
+    /// The worker may be another one, where the op's own has not told its number yet. Such a call counts all the same, and
+    /// [`remove_overdue`](Self::remove_overdue) with the same number takes it back.
+    pub(crate) fn add_overdue(&self, worker: usize, op: OpKind) -> bool {
+        let Some(ops) = self.overdue.get(worker) else {
+            return false; // A spare, which makes no calls.
+        };
+        if ops[op.index()].fetch_add(1, Ordering::Relaxed) > 0 {
             return false;
         }
         self.overdue_calls.fetch_add(1, Ordering::Relaxed);
@@ -308,14 +314,14 @@ impl Group {
         true
     }
 
-    /// A worker's call has returned. True where it was overdue. Under the quarantine's lock.
-    pub(crate) fn clear_overdue(&self, worker: usize) -> bool {
-        let was = self.overdue.get(worker);
-        let was = was.is_some_and(|flag| flag.swap(false, Ordering::Relaxed));
-        if was {
+    /// One less. Whether it was the last. Under the quarantine's lock.
+    pub(crate) fn remove_overdue(&self, worker: usize, op: OpKind) -> bool {
+        let ops = self.overdue.get(worker);
+        let last = ops.is_some_and(|ops| ops[op.index()].fetch_sub(1, Ordering::Relaxed) == 1);
+        if last {
             self.overdue_calls.fetch_sub(1, Ordering::Relaxed);
         }
-        was
+        last
     }
 
     /// Whether all workers are in overdue calls.
@@ -426,6 +432,21 @@ mod tests {
         assert!(!queue.clear_ready(64));
         assert_eq!(queue.ready_word(1), 0);
         assert!(lane.is_ready());
+    }
+
+    #[test]
+    fn what_counts_as_overdue_is_taken_back_as_it_was_added() {
+        let group = Group::new(OpKind::ALL.to_vec(), 2);
+        let (lookup, store) = (OpKind::Lookup, OpKind::Store);
+        assert!(group.add_overdue(0, lookup) && !group.add_overdue(0, lookup));
+        assert!(!group.wants_spare());
+        // Of another worker, perhaps, that has not told its number yet.
+        assert!(group.add_overdue(0, store) && group.wants_spare());
+        assert!(!group.add_overdue(2, store), "the spare makes no calls");
+        assert!(!group.remove_overdue(0, lookup) && group.wants_spare());
+        assert!(group.remove_overdue(0, store) && !group.wants_spare());
+        assert!(group.remove_overdue(0, lookup) && !group.remove_overdue(2, store));
+        assert_eq!(group.overdue_calls.load(Ordering::Relaxed), 0);
     }
 
     #[test]

@@ -20,7 +20,7 @@ use moonring_rings::park::publish_fence;
 use moonring_rings::slots::{self, Ticket, Why};
 
 use crate::engine::Shared;
-use crate::lane::{CLIENTS, Group, Lane};
+use crate::lane::CLIENTS;
 use crate::pair::PairShared;
 use crate::waker::OpWaker;
 use crate::{OpError, OpKind, Slot};
@@ -64,6 +64,8 @@ struct Held {
     ended_as: OpError,
     /// In ticks.
     since: u64,
+    /// The worker whose call counts as overdue for it.
+    worker: Option<usize>,
     /// Of a pair whose owner has reaped the end.
     slot: Option<Slot>,
 }
@@ -221,7 +223,7 @@ impl Shared {
         // Release pairs with the Acquire in `settled`.
         quarantine.turns.fetch_add(1, Ordering::AcqRel);
         let done = table.ops().abandon(ticket, why, running);
-        let mut ended = None;
+        let (mut ended, mut overdue) = (None, None);
         let started = match done {
             None => None,
             Some(slots::Abandoned::NeverStarted(finished)) => {
@@ -241,6 +243,7 @@ impl Shared {
                 let d = unsafe { &*table.ops().peek(ticket.index()) };
                 let since = self.clock.raw();
                 self.count_end(op, error, Some((d.submitted, since)));
+                let worker = (why == Why::Deadline).then(|| d.worker());
                 let held = Held {
                     source: submitter.source(),
                     ticket,
@@ -251,12 +254,14 @@ impl Shared {
                     len: d.len(),
                     ended_as: error,
                     since,
+                    worker,
                     slot: None,
                 };
                 quarantine.add(&mut list, held);
                 let lane = &self.lanes[op.index()];
-                if why == Why::Deadline && self.groups[lane.group].set_overdue(d.worker()) {
+                if worker.is_some_and(|w| self.groups[lane.group].add_overdue(w, op)) {
                     lane.circuit.add_overdue(since);
+                    overdue = Some(lane);
                 }
                 if let Submitter::Pair(pair) = submitter {
                     // SAFETY: we have just ended the op.
@@ -267,6 +272,13 @@ impl Shared {
         };
         quarantine.turns.fetch_add(1, Ordering::Release);
         drop(list);
+        if let Some(lane) = overdue
+            && lane.circuit.is_open()
+        {
+            // What waits for a place among the lane's holders needs none any more: whoever sleeps may answer it.
+            publish_fence();
+            self.groups[lane.group].wake_for(lane);
+        }
         if let Some(finished) = ended {
             // Hands the credit to who waits for one, and wakes it.
             self.clients.after_end(ticket, finished, wakers);
@@ -274,7 +286,7 @@ impl Shared {
         started
     }
 
-    /// Releases an op that was abandoned during its call, which has returned.
+    /// Releases an op that was abandoned during its call, which has returned. Whether that call was overdue.
     ///
     /// # Safety
     /// The caller must have claimed and ended the op, and not finished it.
@@ -284,11 +296,19 @@ impl Shared {
         submitter: Submitter<'_>,
         ticket: Ticket,
         wakers: &mut Vec<OpWaker>,
-    ) {
+    ) -> bool {
         let mut list = self.quarantine.lock();
         let mut held = self
             .quarantine
             .remove(&mut list, submitter.source(), ticket);
+        let overdue = held.as_ref().and_then(|held| Some((held.worker?, held.op)));
+        if let Some((worker, op)) = overdue {
+            // What was added for this entry, not what this worker is: one that has only just claimed an op has not told yet.
+            let lane = &self.lanes[op.index()];
+            if self.groups[lane.group].remove_overdue(worker, op) {
+                lane.circuit.remove_overdue();
+            }
+        }
         let mut ended = None;
         match submitter {
             Submitter::Clients => {
@@ -310,18 +330,7 @@ impl Shared {
             // As in `abandon`.
             self.clients.after_end(ticket, finished, wakers);
         }
-    }
-
-    /// A call with abandoned ops has returned, and they are released. Whether it was overdue.
-    #[cold]
-    pub(crate) fn call_returned(&self, group: &Group, worker: usize, lane: &Lane) -> bool {
-        let list = self.quarantine.lock();
-        let overdue = group.clear_overdue(worker);
-        if overdue {
-            lane.circuit.remove_overdue();
-        }
-        drop(list);
-        overdue
+        overdue.is_some()
     }
 
     /// Ends a pair's or the clients' op whose time was up before a worker took it.

@@ -224,7 +224,7 @@ impl EngineBuilder {
             &allowed,
             groups.iter().map(|g| g.workers).sum(),
         )?;
-        let plans = plan(&groups, cores);
+        let plans = plan(&groups, cores, config.fail_fast_after > 0);
         let (regions, identical) = distinct(self.regions)?;
         let capabilities = self.store.capabilities();
         let mut warnings = self.warnings;
@@ -317,7 +317,8 @@ fn layout(config: &EngineConfig, timer: &Timer) -> (Vec<Group>, [Lane; 4]) {
     (groups, lanes)
 }
 
-fn plan(groups: &[Group], cores: Vec<Option<usize>>) -> Vec<Plan> {
+/// The threads of the workers, and their spares where there are any.
+fn plan(groups: &[Group], cores: Vec<Option<usize>>, with_spares: bool) -> Vec<Plan> {
     let mut cores = cores.into_iter();
     let (mut plans, mut spares) = (Vec::new(), Vec::new());
     for (g, group) in groups.iter().enumerate() {
@@ -343,8 +344,10 @@ fn plan(groups: &[Group], cores: Vec<Option<usize>>) -> Vec<Plan> {
             spare: true,
         });
     }
-    // Behind the others, which the report lists.
-    plans.append(&mut spares);
+    if with_spares {
+        // Behind the others, which the report lists.
+        plans.append(&mut spares);
+    }
     plans
 }
 

@@ -126,8 +126,7 @@ impl Drop for Worker {
             let stats = Arc::clone(&self.stats);
             let op = self.batch_op;
             self.end(&engine);
-            let group = &engine.groups[self.group];
-            self.release(&engine, group, &engine.lanes[self.batch_op.index()]);
+            self.release(&engine);
             self.batch
                 .record(op, &engine.clock, stats.lane(op), engine.clock.raw());
             self.complete(&engine);
@@ -188,7 +187,7 @@ impl Worker {
         std::mem::forget(Inside::enter(&engine));
         let group = &engine.groups[self.group];
         group.enrol(self.number);
-        // Pairs with the fence in `set_overdue`.
+        // Pairs with the fence in `add_overdue`.
         publish_fence();
         while !engine.is_closing() {
             if !group.wants_spare() {
@@ -479,7 +478,7 @@ impl Worker {
         tests::die_if_told(engine);
         let outcome = self.batch.outcome();
         self.end(engine);
-        let overdue = self.batch.has_abandoned() && self.release(engine, group, lane);
+        let overdue = self.batch.has_abandoned() && self.release(engine);
         if called {
             lane.circuit
                 .after_call(outcome, self.permit, overdue, || now);
@@ -491,14 +490,15 @@ impl Worker {
 
     /// Releases the ops of the batch that were abandoned. Whether its call was overdue.
     #[cold]
-    fn release(&mut self, engine: &Shared, group: &Group, lane: &Lane) -> bool {
+    fn release(&mut self, engine: &Shared) -> bool {
+        let mut overdue = false;
         while let Some(op) = self.batch.take_abandoned() {
             let from = self.pairs.taken(op.source);
             let from = from.map_or(Submitter::Clients, Submitter::Pair);
             // SAFETY: the batch claimed the op and has found that it was abandoned.
-            unsafe { engine.release_op(from, op.ticket, &mut self.wakers) };
+            overdue |= unsafe { engine.release_op(from, op.ticket, &mut self.wakers) };
         }
-        engine.call_returned(group, self.number, lane)
+        overdue
     }
 
     /// Claims the ends of the batch's ops.

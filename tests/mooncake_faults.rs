@@ -14,8 +14,8 @@ use common_b::{assert_holds, canary_slot, content, slot_of};
 use mooncake::{CLIENT_TTL, DEAD_MASTER, Mooncake, RESTART, Rig, eventually, within};
 use moonring::config::CoreChoice;
 use moonring::{
-    Client, ClientError, Completion, Done, EngineConfig, OpError, OpKind, Pair, StoreOutcome,
-    Submission,
+    Client, ClientError, Completion, Done, EngineConfig, HealthState, OpError, OpKind, Pair,
+    StoreOutcome, Submission,
 };
 
 const LIMIT: Duration = Duration::from_secs(180);
@@ -281,6 +281,10 @@ fn f10_after_a_restart_of_the_master_everything_works_within_20_s_again() {
                 lookup_all(&client, &old)
             });
             assert!(unknown.iter().all(Result::is_err), "{:?}", tally(&unknown));
+            let health = rig.engine.health();
+            println!("{}: {:?}", health.state, health.reasons);
+            assert_ne!(health.state, HealthState::Healthy);
+            assert!(health.reasons.iter().any(|why| why.starts_with("lookup: ")));
             mooncake.command("start-master");
             let began = Instant::now();
             let new = names(&format!("new-{round}"), 64);
@@ -300,6 +304,8 @@ fn f10_after_a_restart_of_the_master_everything_works_within_20_s_again() {
             );
             assert!(began.elapsed() < RESTART, "{:?}", began.elapsed());
         });
+        let health = rig.engine.health();
+        assert_eq!(health.state, HealthState::Healthy, "{:?}", health.reasons);
         // No worker stays behind: many calls at once, and not one fails.
         for part in 0..8 {
             let keys = names(&format!("part-{round}-{part}"), 64);
