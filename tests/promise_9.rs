@@ -311,3 +311,40 @@ fn a_shutdown_that_waits_for_calls_costs_under_5_percent() {
         assert_eq!(pair.in_flight(), 0);
     });
 }
+
+/// O2, Mooncake#1033: waiting pegged a core. Here all workers hang in calls whose time is up, and the spare is there for them.
+#[test]
+fn an_engine_whose_workers_all_hang_idles_and_so_it_does_after_that() {
+    let _alone = alone();
+    within(HANG, "hanging", || {
+        let sim = sim(memory(), SimOptions::default());
+        let (region, pool) = slots(64, 4);
+        let engine = Engine::builder(sim.clone()).region(region);
+        let engine = engine.config(config().num_workers(1)).start().unwrap();
+        let mut pair = engine.pair(4).unwrap();
+        let client = engine.client();
+        let idles = |what: &str| {
+            std::thread::sleep(Duration::from_millis(20));
+            let (before, start) = (process_cpu(), Instant::now());
+            std::thread::sleep(Duration::from_secs(1));
+            let (used, took) = (process_cpu() - before, start.elapsed());
+            println!("{what}: {used:?} of CPU time in {took:?}");
+            assert!(
+                used * 100 < took,
+                "{what}: {used:?} of CPU time in {took:?}"
+            );
+        };
+        let gate = sim.gate().close(&[OpKind::Retrieve]);
+        let op = Submission::retrieve("key", pool.lend(64).unwrap());
+        submit(&mut pair, op.timeout(Some(Duration::from_millis(300))));
+        assert!(sim.gate().wait_inside(OpKind::Retrieve, 1, HANG));
+        assert!(reap(&mut pair, 1)[0].more);
+        idles("all workers hang");
+        assert!(client.blocking().lookup("key").is_err());
+        idles("the spare has answered");
+        drop(gate);
+        assert!(reap(&mut pair, 1)[0].release);
+        assert_eq!(client.blocking().lookup("key"), Ok(false));
+        idles("they are back");
+    });
+}

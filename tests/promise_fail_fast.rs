@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use common::*;
 use moonring::config::CoreChoice;
 use moonring::store::{
-    CallResult, Capabilities, DeleteBatch, LookupBatch, RetrieveBatch, SimOptions, SimStore, Store,
-    StoreBatch,
+    CallResult, Capabilities, DeleteBatch, LookupBatch, NullStore, RetrieveBatch, SimOptions,
+    SimStore, Store, StoreBatch,
 };
 use moonring::{
     ClientError, Done, Engine, EngineConfig, HealthState, IfRunning, LaneHealth, OpError, OpKind,
-    Pair, SlotPool, Submission, SubmitError, Unavailable, block_on,
+    Pair, Region, RegionOptions, SlotPool, Submission, SubmitError, Unavailable, block_on,
 };
 
 /// Far above what anything here takes.
@@ -305,8 +305,8 @@ fn an_open_circuit_lets_one_op_of_what_comes_through_now_and_then_and_closes_by_
                 while !over.load(Ordering::Relaxed) {
                     let mut n = 0;
                     let mut batch = pair.batch();
-                    for _ in 0..8 {
-                        n += usize::from(batch.push(submission(kind, "key", pool)).is_ok());
+                    for key in ["a", "b", "c", "d", "e", "f", "g", "h"] {
+                        n += usize::from(batch.push(submission(kind, key, pool)).is_ok());
                     }
                     batch.publish();
                     pair.wait(n, Some(LONG)).unwrap();
@@ -525,6 +525,15 @@ fn a_spare_answers(config: EngineConfig, hangs: &[(OpKind, usize)], answered: Op
             .iter()
             .map(|&(op, calls)| hang(&engine, &store, &pool, op, calls))
             .collect();
+        if engine
+            .start_report()
+            .workers
+            .iter()
+            .all(|worker| worker.ops.len() == 4)
+        {
+            let health = engine.health();
+            assert_eq!(health.state, HealthState::Down, "{:?}", health.reasons);
+        }
         let calls = store.take(answered).len();
         let mut slowest = Duration::ZERO;
         for n in 0..40 {
@@ -794,4 +803,138 @@ fn storm(seed: u64, config: EngineConfig) {
     let opened: Vec<_> = engine.health().lanes.iter().map(|l| l.opened).collect();
     println!("seed {seed}: circuits opened {opened:?}");
     assert_at_rest(&engine);
+}
+
+/// O4, LMCache#5119: a store that failed every write looked healthy.
+#[test]
+fn o4_a_store_that_fails_every_write_is_seen_in_counts_gauges_and_health() {
+    let _dog = watchdog();
+    let (engine, store, pool) = start(config(4).max_batch(1));
+    let mut pair = engine.pair(64).unwrap();
+    assert_eq!(engine.health().state, HealthState::Healthy);
+    store.fail(&[OpKind::Store], OpError::NoSpace);
+    let begin = Instant::now();
+    for _ in 0..30 {
+        let op = submission(OpKind::Store, "key", &pool);
+        assert_eq!(one(&mut pair, op), Ok(Err(OpError::NoSpace)));
+        let op = submission(OpKind::Retrieve, "other", &pool);
+        assert_eq!(one(&mut pair, op), Ok(Err(OpError::NotFound)));
+    }
+    let (stats, health) = (engine.stats(), engine.health());
+    let took = begin.elapsed();
+    assert!(took < ms(1_000), "{took:?}");
+    assert_eq!(stats.lane(OpKind::Store).count("no_space"), 30);
+    assert_eq!(stats.lane(OpKind::Retrieve).count("not_found"), 30);
+    assert_eq!((stats.engine.accepted, stats.engine.completed), (60, 60));
+    assert_eq!((stats.engine.in_flight, stats.engine.quarantined), (0, 0));
+    assert_eq!(health.state, HealthState::Degraded);
+    assert_eq!(health.reasons, ["store: the last 30 calls failed"]);
+    assert_eq!(health.lanes[OpKind::Store.index()].failed_calls, 30);
+
+    // What is in calls, and what has ended in one.
+    let gate = store.gate().close(&[OpKind::Store]);
+    let mut hung = hang(&engine, &store, &pool, OpKind::Store, 1);
+    pair.submit(submission(OpKind::Store, "key", &pool))
+        .unwrap();
+    assert!(store.gate().wait_inside(OpKind::Store, 2, LONG));
+    let gauges = engine.stats().engine;
+    assert_eq!((gauges.in_flight, gauges.quarantined), (1, 1));
+    let reasons = engine.health().reasons;
+    assert!(
+        reasons.contains(&"store: 1 calls are overdue".to_owned()),
+        "{reasons:?}"
+    );
+    assert!(
+        reasons.contains(&"1 ops are in quarantine".to_owned()),
+        "{reasons:?}"
+    );
+    drop(gate);
+    hung.wait(1, Some(LONG)).unwrap();
+    assert!(hung.poll().unwrap().release);
+    pair.wait(1, Some(LONG)).unwrap();
+    pair.completions().for_each(drop);
+    // Nothing works any more.
+    store.fail(&OpKind::ALL, OpError::StoreInternal);
+    for op in OpKind::ALL {
+        let _ = one(&mut pair, submission(op, "key", &pool));
+    }
+    assert_eq!(engine.health().state, HealthState::Down);
+    store.heal();
+    assert_recovers(&engine, &mut pair, &pool);
+    assert_at_rest(&engine);
+}
+
+/// 200 stores of 4 MiB, each of which takes 5 ms, and lookups beside them: how long they took, how many store calls had begun
+/// between submission and end of each, and how long it was till the stores were done.
+fn lookups_beside_stores(config: EngineConfig) -> (Vec<Duration>, Vec<u64>, Duration) {
+    const LEN: usize = 4 << 20;
+    let options = SimOptions {
+        delay_ns_per_byte: 5e6 / LEN as f64,
+        ..SimOptions::default()
+    };
+    let sim = Arc::new(SimStore::new(Arc::new(NullStore), options).unwrap());
+    let region = Region::allocate(RegionOptions::new(LEN)).unwrap();
+    let span = region.span(0, LEN);
+    let config = config.max_batch_bytes(4 * LEN);
+    let engine = Engine::builder(sim.clone()).config(config).region(region);
+    let engine = engine.start().unwrap();
+    let mut pair = engine.pair(200).unwrap();
+    let keys: Vec<_> = (0..200).map(|n| format!("block-{n}")).collect();
+    let mut batch = pair.batch();
+    for key in &keys {
+        // SAFETY: nobody writes the span, and a new region's bytes are 0.
+        batch
+            .push(unsafe { Submission::store_span(key, span) })
+            .unwrap();
+    }
+    let start = Instant::now();
+    batch.publish();
+    let client = engine.client();
+    let calls = || sim.report().calls_of(OpKind::Store);
+    let (mut times, mut passed) = (Vec::new(), Vec::new());
+    while engine.stats().lane(OpKind::Store).completed() < 200 {
+        let (begin, before) = (Instant::now(), calls());
+        assert!(client.blocking().lookup("other").is_ok());
+        times.push(begin.elapsed());
+        passed.push(calls() - before);
+        std::thread::sleep(ms(1));
+    }
+    let took = start.elapsed();
+    pair.wait(200, Some(LONG)).unwrap();
+    assert!(pair.completions().all(|done| done.result.is_ok()));
+    times.sort_unstable();
+    passed.sort_unstable();
+    (times, passed, took)
+}
+
+/// R16, LMCache#3227: a burst of stores in a shared pool made lookups wait.
+#[test]
+fn r16_lookups_go_on_during_200_stores_of_4_mib() {
+    let _dog = watchdog();
+    for (name, config, bound) in [
+        (
+            "a worker of their own",
+            config(2).dedicated(OpKind::Lookup, 1),
+            None,
+        ),
+        ("a shared pool of 4", config(4), None),
+        // One call is under way, and at most one more comes first.
+        ("a shared pool of 1", config(1), Some(2)),
+    ] {
+        let (times, passed, took) = lookups_beside_stores(config);
+        // The median: any single one may be of a thread that had no core for a while.
+        let most = passed[passed.len() / 2];
+        let p = |percent: usize| times[(times.len() * percent).div_ceil(100) - 1];
+        println!(
+            "{name}: {} lookups in {took:.2?}: p50 {:.2?}, p99 {:.2?}, max {:.2?}; {most} store calls began meanwhile",
+            times.len(),
+            p(50),
+            p(99),
+            p(100)
+        );
+        match bound {
+            None => assert!(p(90) < ms(250), "{name}: {:?}", p(90)),
+            Some(calls) => assert!(most <= calls, "{name}: {most}"),
+        }
+    }
 }
