@@ -255,8 +255,15 @@ impl Shared {
                 };
                 quarantine.add(&mut list, held);
                 let lane = &self.lanes[op.index()];
-                if why == Why::Deadline && self.groups[lane.group].set_overdue(d.worker()) {
+                let group = &self.groups[lane.group];
+                if why == Why::Deadline && group.set_overdue(d.worker()) {
                     lane.circuit.add_overdue(since);
+                    // It counts as a holder no more where the lane is paced: what waits for it goes on. The fence as
+                    // for a release.
+                    publish_fence();
+                    if lane.is_ready() {
+                        group.wake_for(lane);
+                    }
                 }
                 if let Submitter::Pair(pair) = submitter {
                     // SAFETY: we have just ended the op.
