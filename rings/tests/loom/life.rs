@@ -169,12 +169,13 @@ impl Engine {
     fn abandon(&self, ticket: Ticket, why: Why, running: bool, wakers: &mut Vec<Waker>) {
         let mut list = self.quarantine.lock().unwrap();
         self.turns.fetch_add(1, AcqRel);
+        let mut ended = None;
         match self.table.abandon(ticket, why, running) {
             None => {}
             Some(Abandoned::NeverStarted(finished)) => {
                 self.count_end(ticket, End::Early(why, false));
                 match self.is_pair {
-                    false => self.after_end(ticket, finished, wakers),
+                    false => ended = Some(finished),
                     true => self.push_end(ticket, End::Early(why, false)),
                 }
             }
@@ -195,6 +196,9 @@ impl Engine {
         }
         self.turns.fetch_add(1, Release);
         drop(list);
+        if let Some(finished) = ended {
+            self.after_end(ticket, finished, wakers);
+        }
     }
 
     /// `Quarantine::settled`: what has been seen to end is counted then.
@@ -306,16 +310,19 @@ impl Engine {
         let at = list.iter().position(|held| held.ticket == ticket);
         let held = list.swap_remove(at.expect("listed until it is released"));
         self.released.fetch_add(1, Relaxed);
+        let mut ended = None;
         if self.is_pair {
+            if held.slot {
+                self.reuse(ticket);
+            }
             self.push(u64::from(ticket.index()) | FAILED | RELEASE);
         } else {
             // SAFETY: ended, and finished once.
-            let finished = unsafe { self.table.finish(ticket) };
-            self.after_end(ticket, finished, wakers);
+            ended = Some(unsafe { self.table.finish(ticket) });
         }
         drop(list);
-        if held.slot {
-            self.reuse(ticket);
+        if let Some(finished) = ended {
+            self.after_end(ticket, finished, wakers);
         }
     }
 
