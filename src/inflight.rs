@@ -11,6 +11,8 @@
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use crossbeam_utils::CachePadded;
+pub(crate) use moonring_rings::deadline::NEVER;
+use moonring_rings::deadline::Soonest;
 use moonring_rings::slots::{Table, Ticket};
 use moonring_rings::sync::UnsafeCell;
 
@@ -25,9 +27,6 @@ pub(crate) const FORCE: u8 = 1 << 0;
 pub(crate) const EXACT: u8 = 1 << 1;
 /// Where the op's kind lies in the flags, by its index.
 const KIND_SHIFT: u32 = 6;
-
-/// Of an op without a deadline, and of a table in which none has one.
-pub(crate) const NEVER: u64 = u64::MAX;
 
 /// In a deadline: of an op that may not be in its ring yet. To the timer it is far away, to a worker it counts.
 pub(crate) const HIDDEN: u64 = 1 << 63;
@@ -136,7 +135,7 @@ pub(crate) struct OpTable {
     keys: KeyPlaces,
     long_keys: KeyPlaces,
     /// No deadline of its ops is earlier, but for those of which the timer is told in a moment; see [`crate::timer`].
-    pub(crate) soonest: CachePadded<AtomicU64>,
+    pub(crate) soonest: CachePadded<Soonest>,
 }
 
 // SAFETY: a result cell is touched by the worker while it has the op, and by the owner after the end that
@@ -150,7 +149,7 @@ impl OpTable {
             results: (0..depth).map(|_| UnsafeCell::new(UNSET)).collect(),
             keys: KeyPlaces::inline(depth),
             long_keys: KeyPlaces::long(long_keys, max_key),
-            soonest: CachePadded::new(AtomicU64::new(NEVER)),
+            soonest: CachePadded::default(),
         }
     }
 

@@ -1,34 +1,22 @@
 //! Deadlines: one thread that sleeps while none is pending, and ends ops whose time is up, whatever the workers do.
 //!
-//! A deadline lies in its op's descriptor, and each table knows the soonest of its own. So an op without one costs nothing, and
-//! one with costs a comparison, unless it is sooner than all others of its table.
-//!
-//! ```text
-//!  submitter                                   timer
-//!  1 the op is queued, with its deadline       1 the table's time has come: soonest = never
-//!  2 fence(SeqCst)            [publication]    2 fence(SeqCst)
-//!  3 sooner than `soonest`? lower it           3 look at all ops: end those that are late, lower `soonest` to the
-//!  4 fence(SeqCst)                               next of the others
-//!  5 sooner than the timer's `next`? wake it   4 next = the soonest of all tables; fence(SeqCst); look at them again
-//!                                              5 sleep until `next`
-//! ```
-//! The fences of 2 forbid that the submitter sees the old `soonest` and the timer misses the op; those of 4 that the
-//! submitter sees the old `next` and the timer the old `soonest`.
+//! A deadline lies in its op's descriptor, and each table knows the soonest of its own, so that an op without one costs
+//! nothing. How submitters and timer agree is drawn in [`moonring_rings::deadline`].
 //!
 //! An op is ended by one step on its word, for which a worker that takes it or returns with it competes: see
 //! [`moonring_rings::slots`]. The entry that its ring has is left behind, as a tombstone.
 
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::thread::Thread;
 use std::time::Duration;
 
+use moonring_rings::deadline::{Alarm, NEVER};
 use moonring_rings::park::publish_fence;
 use moonring_rings::slots::Why;
 
 use crate::engine::Shared;
-use crate::inflight::{NEVER, OpTable};
+use crate::inflight::OpTable;
 use crate::pairs::Snapshot;
 use crate::quarantine::Submitter;
 use crate::waker::OpWaker;
@@ -40,10 +28,9 @@ const PAUSE: Duration = Duration::from_micros(200);
 
 /// What submitters see of the timer.
 pub(crate) struct Timer {
-    /// When it looks next, in ticks; [`NEVER`] while it sleeps for good.
-    next: AtomicU64,
+    /// When it looks next, in ticks.
+    alarm: Alarm,
     thread: OnceLock<Thread>,
-    ended: AtomicBool,
     /// Ticks of the clock in 2^32 ns.
     rate: u64,
 }
@@ -55,9 +42,8 @@ impl Timer {
         let ns = clock.delta_as_nanos(0, ticks).max(1);
         let rate = ((u128::from(ticks) << 32) / u128::from(ns)) as u64;
         Self {
-            next: AtomicU64::new(NEVER),
+            alarm: Alarm::default(),
             thread: OnceLock::new(),
-            ended: AtomicBool::new(false),
             rate,
         }
     }
@@ -73,13 +59,7 @@ impl Timer {
     /// Tells of ops that were published, with the soonest of their deadlines. After the publication's fence.
     #[cold]
     pub(crate) fn note(&self, table: &OpTable, deadline: u64) {
-        if deadline >= table.soonest.load(Ordering::Relaxed) {
-            return;
-        }
-        table.soonest.fetch_min(deadline, Ordering::Relaxed);
-        // Pairs with the fence before the timer's second look.
-        fence(Ordering::SeqCst);
-        if deadline < self.next.load(Ordering::Relaxed) {
+        if table.soonest.note(deadline, &self.alarm) {
             self.wake();
         }
     }
@@ -92,8 +72,7 @@ impl Timer {
 
     /// Ends the thread.
     pub(crate) fn end(&self) {
-        // Release pairs with the Acquire in `run`.
-        self.ended.store(true, Ordering::Release);
+        self.alarm.end();
         self.wake();
     }
 }
@@ -119,13 +98,13 @@ impl Sweeper {
         std::mem::forget(worker::Inside::enter(engine));
         // A second call can't happen.
         let _ = timer.thread.set(std::thread::current());
-        while !timer.ended.load(Ordering::Acquire) {
+        while !timer.alarm.is_ended() {
             let next = self.look(engine);
-            timer.next.store(next, Ordering::Relaxed);
-            // Pairs with the fence in `note`.
-            fence(Ordering::SeqCst);
-            self.pairs.refresh(&engine.pairs);
-            if self.soonest(engine) < next {
+            let again = || {
+                self.pairs.refresh(&engine.pairs);
+                self.soonest(engine)
+            };
+            if !timer.alarm.set(next, again) {
                 continue;
             }
             // An unpark since the last park is not lost: `park` then returns at once.
@@ -167,9 +146,8 @@ impl Sweeper {
     }
 
     fn soonest(&self, engine: &Shared) -> u64 {
-        let of = |table: &OpTable| table.soonest.load(Ordering::Relaxed);
-        let pairs = self.pairs.all().map(|pair| of(&pair.table));
-        pairs.fold(of(&engine.clients.table), u64::min)
+        let pairs = self.pairs.all().map(|pair| pair.table.soonest.get());
+        pairs.fold(engine.clients.table.soonest.get(), u64::min)
     }
 }
 
@@ -181,29 +159,24 @@ fn sweep(
     now: u64,
     wakers: &mut Vec<OpWaker>,
 ) -> bool {
-    if table.soonest.load(Ordering::Relaxed) > now {
-        return false;
-    }
-    table.soonest.store(NEVER, Ordering::Relaxed);
-    // Pairs with the fence of a publication: it sees that, or we see its ops.
-    fence(Ordering::SeqCst);
-    let mut soonest = NEVER;
-    for index in 0..table.depth() as u32 {
-        // SAFETY: below the depth.
-        let Some((ticket, _)) = (unsafe { table.ops().pending(index) }) else {
-            continue;
-        };
-        // SAFETY: as above. It is the deadline of this ticket's op, or the ticket is no longer good for anything: the word was read
-        // before, and an entry is used again only after its word has changed for good.
-        let deadline = unsafe { table.peek_deadline(index) };
-        if deadline > now {
-            soonest = soonest.min(deadline);
-        } else {
-            engine.abandon(submitter, ticket, Why::Deadline, true, wakers);
+    table.soonest.sweep(now, || {
+        let mut soonest = NEVER;
+        for index in 0..table.depth() as u32 {
+            // SAFETY: below the depth.
+            let Some((ticket, _)) = (unsafe { table.ops().pending(index) }) else {
+                continue;
+            };
+            // SAFETY: as above. It is the deadline of this ticket's op, or the ticket is no longer good for anything: the word
+            // was read before, and an entry is used again only after its word has changed for good.
+            let deadline = unsafe { table.peek_deadline(index) };
+            if deadline > now {
+                soonest = soonest.min(deadline);
+            } else {
+                engine.abandon(submitter, ticket, Why::Deadline, true, wakers);
+            }
         }
-    }
-    table.soonest.fetch_min(soonest, Ordering::Relaxed);
-    true
+        soonest
+    })
 }
 
 #[cfg(test)]

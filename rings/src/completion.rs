@@ -11,7 +11,7 @@
 
 use crossbeam_utils::CachePadded;
 
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, broken, ordering};
 
 struct Entry {
     /// The word and the lap bit. Written last (Release), read first (Acquire).
@@ -69,14 +69,14 @@ impl CompletionRing {
         // here is one that was accepted after that, by the reader, and acceptance happens before completion.
         // It need not be one of these ops, which may be older; AcqRel hands that knowledge from claim to claim.
         let n = items.len() as u64;
-        let first = self.tail.fetch_add(n, Ordering::AcqRel);
+        let order = ordering!(AcqRel, "completion-claim-acquire" => Release, "completion-claim-release" => Acquire);
+        let first = self.tail.fetch_add(n, order);
         for (position, (word, value)) in (first..first + n).zip(items) {
             let entry = self.entry(position);
             entry.value.store(value, Ordering::Relaxed);
             // Release pairs with the Acquire load in `pop`: the value is written, and all that the op wrote.
-            entry
-                .word
-                .store(word << 1 | self.lap_bit(position), Ordering::Release);
+            let order = ordering!(Release, "completion-publish" => Relaxed);
+            entry.word.store(word << 1 | self.lap_bit(position), order);
         }
     }
 
@@ -85,8 +85,10 @@ impl CompletionRing {
     pub fn pop(&self, cursor: &mut Cursor) -> Option<(u64, u64)> {
         let entry = self.entry(cursor.0);
         // Acquire pairs with the Release store in `push_all`.
-        let word = entry.word.load(Ordering::Acquire);
-        if word & 1 != self.lap_bit(cursor.0) {
+        let word = entry
+            .word
+            .load(ordering!(Acquire, "completion-pop" => Relaxed));
+        if word & 1 != self.lap_bit(cursor.0) && !broken("completion-pop-lap") {
             return None;
         }
         let value = entry.value.load(Ordering::Relaxed);

@@ -6,12 +6,14 @@
 //! | [`mpmc`] | ring of 63-bit words; n places by one claim, or none | many / many |
 //! | [`completion`] | ring of two-word completions that can't overflow | many / one |
 //! | [`park`] | the wake word: announce, look again, sleep; publish, fence, wake | |
+//! | [`deadline`] | the soonest deadline of a table, and when the timer looks next | |
 //! | [`slots`] | tickets with index and generation, the state of each op in flight, credits | |
 //!
 //! Nothing here knows of stores, of what threads are for, or of foreign calls. All atomics come through
-//! [`sync`], where the model checker `loom` can stand in (`--cfg loom`); the models are in `tests/loom.rs`.
+//! [`sync`], where the model checker `loom` can stand in (`--cfg loom`); the models are in `tests/loom`.
 
 pub mod completion;
+pub mod deadline;
 pub mod mpmc;
 pub mod park;
 pub mod slots;

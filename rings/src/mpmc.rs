@@ -26,7 +26,7 @@
 
 use crossbeam_utils::CachePadded;
 
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, broken, ordering};
 use crate::{Full, PushError};
 
 /// Largest word plus one.
@@ -103,13 +103,17 @@ impl Mpmc {
         // Acquire, here and wherever `tail` is read again, pairs with the Release of the compare-and-swap below: what
         // those before us knew of `head`, we know. Without it an old `head` beside a new `tail` passes for a full ring,
         // even to one who has just taken a word out (`slots::Credits` relies on it).
-        let mut tail = self.tail.load(Ordering::Acquire);
+        let mut tail = self
+            .tail
+            .load(ordering!(Acquire, "mpmc-push-tail" => Relaxed));
         loop {
-            if tail & CLOSED != 0 {
+            if tail & CLOSED != 0 && !broken("mpmc-push-closed") {
                 return Err(PushError::Closed(()));
             }
             // Acquire pairs with the Release of `take_while`'s compare-and-swap.
-            let head = self.head.load(Ordering::Acquire);
+            let head = self
+                .head
+                .load(ordering!(Acquire, "mpmc-push-head" => Relaxed));
             // A stale tail can lie before head: then look again, it is neither full nor free.
             let room = self.capacity() as i64 - tail.wrapping_sub(head) as i64;
             if room < n as i64 {
@@ -127,7 +131,7 @@ impl Mpmc {
             match self.tail.compare_exchange_weak(
                 tail,
                 tail + n as u64,
-                Ordering::Release,
+                ordering!(Release, "mpmc-claim" => Relaxed),
                 Ordering::Acquire,
             ) {
                 Ok(_) => break,
@@ -139,8 +143,9 @@ impl Mpmc {
             let word = word(i);
             debug_assert!(word < WORD_LIMIT);
             // Release pairs with the Acquire load in `take_while`: what the word refers to is written.
+            let order = ordering!(Release, "mpmc-publish" => Relaxed);
             self.place(position)
-                .store(word << 1 | self.lap_bit(position), Ordering::Release);
+                .store(word << 1 | self.lap_bit(position), order);
         }
         Ok(())
     }
@@ -165,7 +170,8 @@ impl Mpmc {
             while out.len() < out.capacity() && out.len() < self.capacity() {
                 let position = head + out.len() as u64;
                 // Acquire pairs with the Release store in `push_with`.
-                let place = self.place(position).load(Ordering::Acquire);
+                let order = ordering!(Acquire, "mpmc-take-place" => Relaxed);
+                let place = self.place(position).load(order);
                 if place & 1 != self.lap_bit(position) || !keep(out.len(), place >> 1) {
                     break;
                 }
@@ -173,7 +179,7 @@ impl Mpmc {
             }
             if out.is_empty() {
                 let now = self.head.load(Ordering::Acquire);
-                if now == head {
+                if now == head || broken("mpmc-take-recheck") {
                     return 0;
                 }
                 head = now;
@@ -183,8 +189,8 @@ impl Mpmc {
             match self.head.compare_exchange(
                 head,
                 head + out.len() as u64,
-                Ordering::Release,
-                Ordering::Acquire,
+                ordering!(Release, "mpmc-take-release" => Relaxed),
+                ordering!(Acquire, "mpmc-take-again" => Relaxed),
             ) {
                 Ok(_) => return out.len(),
                 Err(now) => head = now,
@@ -198,19 +204,22 @@ impl Mpmc {
         let mut head = self.head.load(Ordering::Acquire);
         loop {
             // Acquire and Release, of `head` too: as in `take_while`.
-            let place = self.place(head).load(Ordering::Acquire);
+            let order = ordering!(Acquire, "mpmc-pop-place" => Relaxed);
+            let place = self.place(head).load(order);
             if place & 1 != self.lap_bit(head) {
                 let now = self.head.load(Ordering::Acquire);
-                if now == head {
+                if now == head || broken("mpmc-pop-recheck") {
                     return None;
                 }
                 head = now;
                 continue;
             }
-            match self
-                .head
-                .compare_exchange(head, head + 1, Ordering::Release, Ordering::Acquire)
-            {
+            match self.head.compare_exchange(
+                head,
+                head + 1,
+                ordering!(Release, "mpmc-pop-release" => Relaxed),
+                ordering!(Acquire, "mpmc-pop-again" => Relaxed),
+            ) {
                 Ok(_) => return Some(place >> 1),
                 Err(now) => head = now,
             }
@@ -249,6 +258,7 @@ impl Mpmc {
     /// True when the ring is closed and everything that was claimed has been taken: nothing will ever come.
     pub fn is_drained(&self) -> bool {
         let tail = self.tail.load(Ordering::Acquire);
-        tail & CLOSED != 0 && self.head.load(Ordering::Acquire) == tail & !CLOSED
+        tail & CLOSED != 0
+            && (self.head.load(Ordering::Acquire) == tail & !CLOSED || broken("mpmc-drained-head"))
     }
 }

@@ -19,7 +19,7 @@
 //!
 //! A wake is a hint: whoever wakes up drains until empty, then announces again.
 
-use crate::sync::{AtomicU64, Ordering, fence};
+use crate::sync::{AtomicU64, Ordering, broken, fence, ordering};
 
 /// The word. 64 bits, one per sleeper or flag.
 #[derive(Debug)]
@@ -29,7 +29,9 @@ pub struct WakeWord(AtomicU64);
 #[inline(always)]
 pub fn publish_fence() {
     // Pairs with the fence in `WakeWord::announce`.
-    fence(Ordering::SeqCst);
+    if !broken("park-publish-fence") {
+        fence(Ordering::SeqCst);
+    }
 }
 
 impl Default for WakeWord {
@@ -48,8 +50,10 @@ impl WakeWord {
     #[inline]
     pub fn announce(&self, bits: u64) {
         self.0.fetch_or(bits, Ordering::Relaxed);
-        // Pairs with `publish_fence`.
-        fence(Ordering::SeqCst);
+        if !broken("park-announce-fence") {
+            // Pairs with `publish_fence`.
+            fence(Ordering::SeqCst);
+        }
     }
 
     /// Sets a flag that is no announcement of sleep; false where it was set already.
@@ -62,13 +66,14 @@ impl WakeWord {
     #[inline]
     pub fn retract(&self, bits: u64) -> u64 {
         // Acquire pairs with the Release in `take`: what was published before the wake is visible.
-        self.0.fetch_and(!bits, Ordering::Acquire) & bits
+        let order = ordering!(Acquire, "park-retract" => Relaxed);
+        self.0.fetch_and(!bits, order) & bits
     }
 
     /// Which of `bits` are set. Acquire pairs with the Release in `take`.
     #[inline]
     pub fn peek(&self, bits: u64) -> u64 {
-        self.0.load(Ordering::Acquire) & bits
+        self.0.load(ordering!(Acquire, "park-peek" => Relaxed)) & bits
     }
 
     /// Step 3 of who publishes, after [`publish_fence`]: a plain look, for the case that nobody sleeps.
@@ -83,7 +88,7 @@ impl WakeWord {
         if self.announced() & bits == 0 {
             return 0;
         }
-        // Release pairs with the Acquire in `peek` and `retract`.
+        // Release pairs with the Acquire in `peek` and `retract`. (The fence before would do, where there is one.)
         self.0.fetch_and(!bits, Ordering::AcqRel) & bits
     }
 
@@ -96,7 +101,7 @@ impl WakeWord {
                 return None;
             }
             let bit = set.trailing_zeros();
-            if self.take(1 << bit) != 0 {
+            if self.take(1 << bit) != 0 || broken("park-take-one-recheck") {
                 return Some(bit);
             }
         }

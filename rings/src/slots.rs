@@ -38,9 +38,8 @@
 //! | phase | descriptor | waker cell |
 //! | --- | --- | --- |
 //! | FREE | the owner | the owner |
-//! | QUEUED | nobody writes | the owner while the WAKER flag is off |
-//! | RUNNING, ENDING | the worker that claimed | the owner while the WAKER flag is off |
-//! | OVERDUE, RELEASING | the worker that claimed | who abandoned it until it clears the WAKER flag, then the owner |
+//! | QUEUED to ENDING | nobody writes | the owner while the WAKER flag is off |
+//! | OVERDUE, RELEASING | nobody writes | who abandoned it until it clears the WAKER flag, then the owner |
 //! | DONE, RELEASED | the owner | who ended it until it clears the WAKER flag, then the owner |
 //!
 //! The owner is the pair's thread, the future, or, once DETACHED is set, who finishes. DONE with the WAKER
@@ -49,13 +48,13 @@
 //!
 //! A pair's ops have no wakers, and a completion ring tells their end: for them `end` is the last step.
 //!
-//! Who abandons a running op must be off its waker cell before the worker that claimed it calls `finish`: the engine does both
-//! under the lock of its quarantine.
+//! Who abandons a running op must be off its descriptor and its waker cell before the worker that claimed it calls `finish`:
+//! the engine does both under the lock of its quarantine.
 
 use core::fmt;
 
 use crate::mpmc::Mpmc;
-use crate::sync::{AtomicU64, Ordering, UnsafeCell};
+use crate::sync::{AtomicU64, Ordering, UnsafeCell, broken, ordering};
 
 const INDEX_BITS: u32 = 24;
 const GENERATION_BITS: u32 = 39;
@@ -267,8 +266,7 @@ impl<D, W> Table<D, W> {
     /// The owner's descriptor, to fill in before [`queue`](Table::queue) or to read after the op is done.
     ///
     /// # Safety
-    /// The index must be below the depth. The entry must be FREE or DONE and the caller its owner; or RUNNING and the
-    /// caller the worker that claimed it.
+    /// The index must be below the depth. The entry must be FREE, or its op over, and the caller its owner.
     #[inline(always)]
     pub unsafe fn with_mut<R>(&self, index: u32, f: impl FnOnce(&mut D) -> R) -> R {
         // SAFETY: the caller vouches for the index, and is the only one who may touch the descriptor in this phase.
@@ -278,8 +276,8 @@ impl<D, W> Table<D, W> {
     /// The descriptor of an op that nobody is writing.
     ///
     /// # Safety
-    /// The index must be below the depth. The entry must be QUEUED or RUNNING under a ticket that the caller took from
-    /// a ring, or the caller must use only fields that are atomics and mind that they may be of a later op.
+    /// The index must be below the depth. The caller must be the worker that claimed the op, or have abandoned it while it was
+    /// running, or use only fields that are atomics and mind that they may be of a later op.
     #[inline(always)]
     pub unsafe fn peek(&self, index: u32) -> *const D {
         // SAFETY: the caller vouches for the index.
@@ -300,7 +298,8 @@ impl<D, W> Table<D, W> {
         let generation = (state.load(Ordering::Relaxed) >> GENERATION_SHIFT).wrapping_add(1)
             & ((1 << GENERATION_BITS) - 1);
         let ticket = Ticket::new(index, generation);
-        state.store(word(ticket, QUEUED), Ordering::Release);
+        let order = ordering!(Release, "slots-queue" => Relaxed);
+        state.store(word(ticket, QUEUED), order);
         ticket
     }
 
@@ -316,10 +315,11 @@ impl<D, W> Table<D, W> {
         while let Err(other) = state.compare_exchange(
             now,
             now ^ QUEUED ^ RUNNING,
-            Ordering::Acquire,
+            ordering!(Acquire, "slots-claim" => Relaxed),
             Ordering::Relaxed,
         ) {
-            if other & !(WAKER | DETACHED) != word(ticket, QUEUED) {
+            let other_op = other & PHASE == QUEUED && broken("slots-claim-generation");
+            if other & !(WAKER | DETACHED) != word(ticket, QUEUED) && !other_op {
                 return false;
             }
             now = other;
@@ -335,8 +335,8 @@ impl<D, W> Table<D, W> {
     pub unsafe fn end(&self, ticket: Ticket) -> Ended {
         // SAFETY: the caller has claimed the ticket in this table.
         let state = unsafe { self.state(ticket) };
-        // Acquire pairs with the AcqRel in `abandon`: who abandoned the op was done with the descriptor.
-        let before = state.fetch_add(1, Ordering::Acquire);
+        // Relaxed: it shows nothing. `finish` does, and what is to be known of an abandoned op is known under the lock.
+        let before = state.fetch_add(1, Ordering::Relaxed);
         debug_assert!(matches!(before & PHASE, RUNNING | OVERDUE));
         match before & PHASE {
             RUNNING => Ended::InTime,
@@ -356,7 +356,9 @@ impl<D, W> Table<D, W> {
         // Leaves flags, reason and generation alone. Release pairs with the Acquire loads in `progress`, `register` and
         // `detach`: the result is written. Acquire pairs with the Release in `register` and `detach`: waker and
         // leftovers of the owner are there.
-        let before = state.fetch_add(1, Ordering::AcqRel);
+        let order =
+            ordering!(AcqRel, "slots-finish-acquire" => Release, "slots-finish-release" => Acquire);
+        let before = state.fetch_add(1, order);
         debug_assert!(matches!(before & PHASE, ENDING | RELEASING));
         // SAFETY: this step ended the op with these flags.
         unsafe { self.tell(ticket, before) }
@@ -376,7 +378,7 @@ impl<D, W> Table<D, W> {
         }
         // SAFETY: the WAKER flag was set in the step that ended the op.
         let (waker, before) = unsafe { self.take_waker(ticket) };
-        if before & DETACHED != 0 {
+        if before & DETACHED != 0 && !broken("slots-tell-detached") {
             return Finished::Detached(waker);
         }
         waker.map_or(Finished::Quiet, Finished::Wake)
@@ -395,7 +397,8 @@ impl<D, W> Table<D, W> {
         let state = unsafe { self.state(ticket) };
         // Release pairs with the Acquire in `reap`: we are off the cell. Acquire pairs with the Release in `reap`: the
         // owner is off the descriptor.
-        (waker, state.fetch_and(!WAKER, Ordering::AcqRel))
+        let order = ordering!(AcqRel, "slots-take-waker-acquire" => Release, "slots-take-waker-release" => Acquire);
+        (waker, state.fetch_and(!WAKER, order))
     }
 
     /// QUEUED → DONE, or RUNNING → OVERDUE, with the reason. `None` where the op has ended, or never was in this table;
@@ -405,7 +408,8 @@ impl<D, W> Table<D, W> {
         let Entry { state, .. } = self.entries.get(ticket.index() as usize)?;
         let mut now = state.load(Ordering::Relaxed);
         loop {
-            if now >> GENERATION_SHIFT != ticket.generation() {
+            if now >> GENERATION_SHIFT != ticket.generation() && !broken("slots-abandon-generation")
+            {
                 return None;
             }
             let next = match now & PHASE {
@@ -413,9 +417,11 @@ impl<D, W> Table<D, W> {
                 RUNNING if running => now ^ RUNNING ^ OVERDUE | why.bits(),
                 _ => return None,
             };
-            // Release pairs with the Acquire in `progress`, `register` and `detach`, and with that in `end`. Acquire pairs
-            // with the Release in `register` and `detach`, as in `finish`.
-            match state.compare_exchange_weak(now, next, Ordering::AcqRel, Ordering::Relaxed) {
+            // Release pairs with the Acquire in `progress`, `register` and `detach`: who sees the op abandoned sees that
+            // somebody is at it (`Quarantine::settled` of the engine). Acquire pairs with the Release in `register` and
+            // `detach`, as in `finish`.
+            let order = ordering!(AcqRel, "slots-abandon-acquire" => Release, "slots-abandon-release" => Acquire);
+            match state.compare_exchange_weak(now, next, order, Ordering::Relaxed) {
                 Ok(_) => break,
                 Err(other) => now = other,
             }
@@ -438,7 +444,7 @@ impl<D, W> Table<D, W> {
         let Some(Entry { state, .. }) = self.entries.get(ticket.index() as usize) else {
             return Progress::Gone;
         };
-        let now = state.load(Ordering::Acquire);
+        let now = state.load(ordering!(Acquire, "slots-progress" => Relaxed));
         if now >> GENERATION_SHIFT != ticket.generation() {
             return Progress::Gone;
         }
@@ -478,7 +484,8 @@ impl<D, W> Table<D, W> {
         self.entries
             .get(ticket.index() as usize)
             .is_some_and(|entry| {
-                let now = entry.state.load(Ordering::Acquire);
+                let order = ordering!(Acquire, "slots-is-done" => Relaxed);
+                let now = entry.state.load(order);
                 now & PHASE >= DONE && now >> GENERATION_SHIFT == ticket.generation()
             })
     }
@@ -495,13 +502,19 @@ impl<D, W> Table<D, W> {
     pub unsafe fn reap(&self, ticket: Ticket) -> bool {
         // SAFETY: the ticket is of this table.
         let state = unsafe { self.state(ticket) };
-        let free = |word: u64| word & WAKER == 0 && !matches!(word & PHASE, OVERDUE | RELEASING);
+        let free = |word: u64| {
+            let at_the_waker = word & WAKER != 0 && !broken("slots-reap-waker");
+            let in_a_call = matches!(word & PHASE, OVERDUE | RELEASING);
+            !at_the_waker && (!in_a_call || broken("slots-reap-call"))
+        };
         // Acquire pairs with the Release with which `take_waker` clears the flag, and with that of `finish`: others are off the entry.
-        if free(state.load(Ordering::Acquire)) {
+        if free(state.load(ordering!(Acquire, "slots-reap-look" => Relaxed))) {
             return true;
         }
         // Release pairs with the Acquire in those steps: our last access to the descriptor is over.
-        free(state.fetch_or(DETACHED, Ordering::AcqRel))
+        let order =
+            ordering!(AcqRel, "slots-reap-acquire" => Release, "slots-reap-release" => Acquire);
+        free(state.fetch_or(DETACHED, order))
     }
 
     /// Clears the WAKER flag, so that the cell is the owner's. `Err` where the op is done.
@@ -540,12 +553,12 @@ impl<D, W> Table<D, W> {
         let state = unsafe { self.state(ticket) };
         let mut now = state.load(Ordering::Acquire);
         loop {
-            if now & PHASE >= DONE {
+            if now & PHASE >= DONE && !broken("slots-set-flag-recheck") {
                 return Err(Done);
             }
             // Release pairs with the Acquire in `finish`; Acquire on failure as in `is_done`.
-            match state.compare_exchange_weak(now, now | flag, Ordering::AcqRel, Ordering::Acquire)
-            {
+            let order = ordering!(AcqRel, "slots-set-flag" => Acquire);
+            match state.compare_exchange_weak(now, now | flag, order, Ordering::Acquire) {
                 Ok(_) => return Ok(()),
                 Err(other) => now = other,
             }

@@ -26,7 +26,7 @@ use core::{ptr, slice};
 use crossbeam_utils::CachePadded;
 
 use crate::Full;
-use crate::sync::{Arc, AtomicBool, AtomicUsize, Ordering, UnsafeCell};
+use crate::sync::{Arc, AtomicBool, AtomicUsize, Ordering, UnsafeCell, broken, ordering};
 
 /// Makes a ring with room for at least `capacity` values (rounded up to a power of two, at least 1).
 pub fn ring<T>(capacity: usize) -> (Producer<T>, Consumer<T>) {
@@ -189,7 +189,10 @@ impl<T> Producer<T> {
         // Relaxed: only this side writes it.
         if !self.shared.closed.load(Ordering::Relaxed) {
             // Acquire pairs with the Release store in `Chunk::drop`: the taken values have been read.
-            let head = self.shared.head.load(Ordering::Acquire);
+            let head = self
+                .shared
+                .head
+                .load(ordering!(Acquire, "spsc-room" => Relaxed));
             self.limit = head.wrapping_add(self.capacity());
         }
         self.known_room()
@@ -219,7 +222,8 @@ impl<T> Producer<T> {
         let n = self.staged.wrapping_sub(self.published);
         if n > 0 {
             // Release pairs with the Acquire load of `tail` in `Taker::available`: the values are written.
-            self.shared.tail.store(self.staged, Ordering::Release);
+            let order = ordering!(Release, "spsc-publish" => Relaxed);
+            self.shared.tail.store(self.staged, order);
             self.published = self.staged;
         }
         n
@@ -253,8 +257,11 @@ impl<T> Producer<T> {
 
     /// Says that nothing more comes: there is no room from now on. The consumer sees it after it has taken everything.
     pub fn close(&mut self) {
-        self.publish();
-        self.shared.closed.store(true, Ordering::Release);
+        if !broken("spsc-close-publish") {
+            self.publish();
+        }
+        let order = ordering!(Release, "spsc-close" => Relaxed);
+        self.shared.closed.store(true, order);
         self.limit = self.staged;
     }
 
@@ -318,7 +325,7 @@ impl<T> Reservation<'_, T> {
 
 impl<T> Drop for Reservation<'_, T> {
     fn drop(&mut self) {
-        while self.at != self.producer.staged {
+        while self.at != self.producer.staged && !broken("spsc-reservation-drop") {
             self.at = self.at.wrapping_sub(1);
             // SAFETY: this reservation wrote the place and nobody has been shown it.
             drop(unsafe { self.producer.places.read(self.at) });
@@ -344,9 +351,10 @@ impl<T> Consumer<T> {
         // Looking first spares the holder's line where the token is taken. Acquire pairs with the Release store in
         // `Taker::drop`. Not a swap: one that finds the token taken would be a write that loom can't order before the
         // holder's store.
+        let order = ordering!(Acquire, "spsc-token-take" => Relaxed);
         if token.load(Ordering::Relaxed)
             || token
-                .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
+                .compare_exchange(false, true, order, Ordering::Relaxed)
                 .is_err()
         {
             return None;
@@ -416,7 +424,8 @@ impl<T> Taker<'_, T> {
     #[inline]
     pub fn available(&mut self) -> usize {
         // Acquire pairs with the Release store in `Producer::publish`: the values are there.
-        self.tail = self.shared.tail.load(Ordering::Acquire);
+        let order = ordering!(Acquire, "spsc-available" => Relaxed);
+        self.tail = self.shared.tail.load(order);
         self.tail.wrapping_sub(self.head)
     }
 
@@ -485,7 +494,8 @@ impl<T> Taker<'_, T> {
     /// True when the producer is closed and everything has been taken: nothing will ever come.
     pub fn is_closed(&mut self) -> bool {
         // `closed` first: the Acquire load makes the producer's last publication visible to `available`.
-        self.shared.closed.load(Ordering::Acquire) && self.available() == 0
+        let order = ordering!(Acquire, "spsc-closed" => Relaxed);
+        self.shared.closed.load(order) && self.available() == 0
     }
 }
 
@@ -502,7 +512,8 @@ impl<T> Drop for Taker<'_, T> {
             .cached_tail
             .with_mut(|p| unsafe { *p = self.tail });
         // Release pairs with the Acquire in `try_lock`.
-        self.shared.turn.token.store(false, Ordering::Release);
+        let order = ordering!(Release, "spsc-token-give" => Relaxed);
+        self.shared.turn.token.store(false, order);
     }
 }
 
@@ -562,7 +573,8 @@ impl<T> Drop for Chunk<'_, T> {
         if *self.released != self.end {
             *self.released = self.end;
             // Release pairs with the Acquire load in `Producer::look_for_room`: the values have been read.
-            self.shared.head.store(self.end, Ordering::Release);
+            let order = ordering!(Release, "spsc-give-back" => Relaxed);
+            self.shared.head.store(self.end, order);
         }
     }
 }

@@ -4,13 +4,16 @@
 mod support;
 
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::Thread;
 use std::time::Duration;
 
 use moonring_rings::mpmc::Mpmc;
-use moonring_rings::slots::{Credits, Done, Finished, MAX_DEPTH, Table, Ticket};
+use moonring_rings::slots::{
+    Abandoned, Credits, Done, Ended, Finished, MAX_DEPTH, Progress, Table, Ticket, Why,
+};
+use moonring_rings::sync::UnsafeCell;
 use proptest::prelude::*;
 use support::{Alive, Counted, within};
 
@@ -21,7 +24,24 @@ enum Phase {
     Free,
     Queued,
     Running,
+    Ending,
     Done,
+    Overdue,
+    Releasing,
+    Released,
+}
+
+impl Phase {
+    /// The owner can see the op's end.
+    fn has_ended(self) -> bool {
+        use Phase::*;
+        matches!(self, Done | Overdue | Releasing | Released)
+    }
+
+    /// A store call may use the op's bytes after its end was told.
+    fn has_more(self) -> bool {
+        matches!(self, Phase::Overdue | Phase::Releasing)
+    }
 }
 
 /// What the table should hold of one entry.
@@ -31,13 +51,38 @@ struct Op {
     ticket: Option<Ticket>,
     waker: Option<u64>,
     detached: bool,
+    why: Option<(Why, bool)>,
+}
+
+const FREE: Op = Op {
+    phase: Phase::Free,
+    ticket: None,
+    waker: None,
+    detached: false,
+    why: None,
+};
+
+impl Op {
+    fn progress(&self) -> Progress {
+        match self.phase {
+            Phase::Free => Progress::Gone,
+            Phase::Queued => Progress::Queued,
+            Phase::Running | Phase::Ending => Progress::Running,
+            phase => Progress::Ended {
+                why: self.why,
+                more: phase.has_more(),
+            },
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Queue,
     Claim,
-    ClaimOld,
+    Old,
+    Abandon { why: Why, running: bool },
+    End,
     Finish,
     Register { same: bool },
     Detach,
@@ -45,10 +90,13 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
+    let why = prop_oneof![Just(Why::Deadline), Just(Why::Cancel), Just(Why::ShutDown)];
     prop_oneof![
         3 => Just(Step::Queue),
         3 => Just(Step::Claim),
-        1 => Just(Step::ClaimOld),
+        1 => Just(Step::Old),
+        2 => (why, any::<bool>()).prop_map(|(why, running)| Step::Abandon { why, running }),
+        3 => Just(Step::End),
         3 => Just(Step::Finish),
         3 => any::<bool>().prop_map(|same| Step::Register { same }),
         1 => Just(Step::Detach),
@@ -65,8 +113,7 @@ proptest! {
     ) {
         let alive = Alive::default();
         let table = Table::<u64, Counted>::new(DEPTH, |i| i as u64);
-        let free = Op { phase: Phase::Free, ticket: None, waker: None, detached: false };
-        let mut ops = vec![free.clone(); DEPTH];
+        let mut ops = vec![FREE; DEPTH];
         let mut old = Vec::new();
         let mut tickets = HashSet::new();
         let mut next = 0;
@@ -83,7 +130,7 @@ proptest! {
                     prop_assert_eq!(ticket.index() as usize, index);
                     prop_assert!(tickets.insert(ticket), "a ticket came twice");
                     prop_assert_eq!(Ticket::from_word(ticket.to_word()), ticket);
-                    *op = Op { phase: Phase::Queued, ticket: Some(ticket), ..free.clone() };
+                    *op = Op { phase: Phase::Queued, ticket: Some(ticket), ..FREE };
                 }
                 (Step::Claim, Some(ticket)) => {
                     let claimed = table.claim(ticket);
@@ -92,28 +139,53 @@ proptest! {
                         op.phase = Phase::Running;
                     }
                 }
-                (Step::ClaimOld, _) => {
+                (Step::Old, _) => {
                     for &ticket in &old {
                         prop_assert!(!table.claim(ticket));
+                        prop_assert!(table.abandon(ticket, Why::Cancel, true).is_none());
                     }
                 }
-                (Step::Finish, Some(ticket)) if op.phase == Phase::Running => {
-                    // SAFETY: claimed, and finished once.
-                    let finished = unsafe {
-                        table.with_mut(index as u32, |d| *d += 1);
-                        table.finish(ticket)
-                    };
-                    let waker = op.waker.take();
-                    match finished {
-                        Finished::Quiet => prop_assert!(waker.is_none() && !op.detached),
-                        Finished::Wake(w) => prop_assert_eq!(Some(w.number), waker),
-                        Finished::Detached(w) => prop_assert!(w.is_none() && op.detached),
+                (Step::Abandon { why, running }, Some(ticket)) => {
+                    let abandoned = table.abandon(ticket, why, running);
+                    match op.phase {
+                        Phase::Queued => {
+                            let Some(Abandoned::NeverStarted(finished)) = abandoned else {
+                                panic!("{abandoned:?}");
+                            };
+                            (op.phase, op.why) = (Phase::Done, Some((why, false)));
+                            if finish(op, finished)? {
+                                old.push(ticket);
+                            }
+                        }
+                        Phase::Running if running => {
+                            let Some(Abandoned::Running(waker)) = abandoned else {
+                                panic!("{abandoned:?}");
+                            };
+                            prop_assert_eq!(waker.map(|w| w.number), op.waker.take());
+                            (op.phase, op.why) = (Phase::Overdue, Some((why, true)));
+                        }
+                        _ => prop_assert!(abandoned.is_none()),
                     }
-                    op.phase = Phase::Done;
-                    if op.detached {
-                        // The worker recycles.
+                }
+                (Step::End, Some(ticket)) if matches!(op.phase, Phase::Running | Phase::Overdue) => {
+                    // SAFETY: claimed, and ended once.
+                    let ended = unsafe { table.end(ticket) };
+                    let (expected, phase) = match op.phase {
+                        Phase::Running => (Ended::InTime, Phase::Ending),
+                        _ => (Ended::Abandoned, Phase::Releasing),
+                    };
+                    prop_assert_eq!(ended, expected);
+                    op.phase = phase;
+                }
+                (Step::Finish, Some(ticket)) if matches!(op.phase, Phase::Ending | Phase::Releasing) => {
+                    // SAFETY: ended, and finished once.
+                    let finished = unsafe { table.finish(ticket) };
+                    op.phase = match op.phase {
+                        Phase::Ending => Phase::Done,
+                        _ => Phase::Released,
+                    };
+                    if finish(op, finished)? {
                         old.push(ticket);
-                        *op = free.clone();
                     }
                 }
                 (Step::Register { same }, Some(ticket)) if owned => {
@@ -131,7 +203,7 @@ proptest! {
                             || alive.value(number),
                         )
                     };
-                    if op.phase == Phase::Done {
+                    if op.phase.has_ended() {
                         prop_assert_eq!(set, Err(Done));
                     } else {
                         prop_assert_eq!(set, Ok(()));
@@ -144,26 +216,40 @@ proptest! {
                 (Step::Detach, Some(ticket)) if owned => {
                     // SAFETY: the op is ours, and given up.
                     let detached = unsafe { table.detach(ticket) };
-                    prop_assert_eq!(detached.is_err(), op.phase == Phase::Done);
+                    prop_assert_eq!(detached.is_err(), op.phase.has_ended());
                     if detached.is_ok() {
                         op.detached = true;
                         op.waker = None;
                     }
                 }
-                (Step::Reap, Some(ticket)) if op.phase == Phase::Done => {
-                    // SAFETY: the op is ours, and done.
-                    unsafe {
-                        prop_assert_eq!(table.with_mut(index as u32, |d| *d), 101);
-                        prop_assert!(table.reap(ticket), "no worker is at it");
+                (Step::Reap, Some(ticket)) if owned && op.phase.has_ended() => {
+                    // SAFETY: the op is ours, and has ended.
+                    let free = unsafe { table.reap(ticket) };
+                    // Nobody is at the waker; a call may be.
+                    prop_assert_eq!(free, !op.phase.has_more());
+                    if free {
+                        // SAFETY: nobody else has the entry.
+                        unsafe { table.with_mut(index as u32, |d| assert_eq!(*d, 100)) };
+                        old.push(ticket);
+                        *op = FREE;
+                    } else {
+                        op.detached = true;
                     }
-                    old.push(ticket);
-                    *op = free.clone();
                 }
                 _ => {}
             }
-            for op in &ops {
+            for (index, op) in ops.iter().enumerate() {
                 if let Some(ticket) = op.ticket {
-                    prop_assert_eq!(table.is_done(ticket), op.phase == Phase::Done);
+                    prop_assert_eq!(table.is_done(ticket), op.phase.has_ended());
+                    prop_assert_eq!(table.progress(ticket), op.progress());
+                    // SAFETY: below the depth.
+                    let pending = unsafe { table.pending(index as u32) };
+                    let expected = match op.phase {
+                        Phase::Queued => Some((ticket, false)),
+                        Phase::Running => Some((ticket, true)),
+                        _ => None,
+                    };
+                    prop_assert_eq!(pending, expected);
                 }
             }
             let wakers = ops.iter().filter(|op| op.waker.is_some()).count();
@@ -180,9 +266,27 @@ proptest! {
         // SAFETY: the entries are free.
         let tickets: Vec<_> = (0..DEPTH as u32).map(|i| unsafe { table.queue(i) }).collect();
         let ticket = Ticket::from_word(word);
+        let ours = tickets.contains(&ticket);
         prop_assert!(!table.is_done(ticket));
-        prop_assert_eq!(table.claim(ticket), tickets.contains(&ticket));
+        prop_assert_eq!(table.progress(ticket) == Progress::Gone, !ours);
+        prop_assert_eq!(table.claim(ticket), ours);
+        prop_assert_eq!(table.abandon(ticket, Why::Cancel, true).is_some(), ours);
     }
+}
+
+/// Checks what the step that told an op's end gave against the model. True where the entry was the caller's, to recycle.
+fn finish(op: &mut Op, finished: Finished<Counted>) -> Result<bool, TestCaseError> {
+    let waker = op.waker.take();
+    match finished {
+        Finished::Quiet => prop_assert!(waker.is_none() && !op.detached),
+        Finished::Wake(w) => prop_assert_eq!(Some(w.number), waker),
+        Finished::Detached(w) => prop_assert!(w.is_none() && op.detached),
+    }
+    let recycle = op.detached;
+    if recycle {
+        *op = FREE;
+    }
+    Ok(recycle)
 }
 
 #[test]
@@ -224,43 +328,111 @@ impl Waker {
 struct Engine {
     credits: Credits,
     table: Table<u64, Waker>,
+    /// Written by the worker that has ended the op, read by the owner that has seen its end.
+    results: Vec<UnsafeCell<u64>>,
     ring: Mpmc,
+    /// Held by who abandons an op, and by who finishes one that was abandoned in its call.
+    quarantine: Mutex<()>,
+    abandoned: AtomicU64,
     recycled: AtomicU64,
+    over: AtomicBool,
 }
 
+// SAFETY: who may touch a result is decided by the op's word.
+unsafe impl Sync for Engine {}
+
 impl Engine {
+    fn new(depth: usize) -> Self {
+        Self {
+            credits: Credits::new(depth),
+            table: Table::new(depth, |_| 0),
+            results: (0..depth).map(|_| UnsafeCell::new(0)).collect(),
+            // An op that was abandoned leaves a tombstone.
+            ring: Mpmc::new(4 * depth),
+            quarantine: Mutex::new(()),
+            abandoned: AtomicU64::new(0),
+            recycled: AtomicU64::new(0),
+            over: AtomicBool::new(false),
+        }
+    }
+
+    /// How many ops ended in time.
     fn work(&self) -> u64 {
-        let (mut done, mut words) = (0, Vec::with_capacity(4));
+        let (mut in_time, mut words) = (0, Vec::with_capacity(4));
         while !self.ring.is_drained() {
             if self.ring.take_while(&mut words, |_, _| true) == 0 {
                 std::thread::yield_now();
                 continue;
             }
-            for &word in &words {
-                let ticket = Ticket::from_word(word);
-                assert!(self.table.claim(ticket), "nobody else has it");
-                // SAFETY: just claimed, and finished once.
-                let finished = unsafe {
-                    self.table
-                        .with_mut(ticket.index(), |d| *d = d.wrapping_mul(3));
-                    self.table.finish(ticket)
-                };
-                match finished {
-                    Finished::Quiet => {}
-                    Finished::Wake(waker) => waker.wake(),
-                    Finished::Detached(_) => {
-                        self.recycled.fetch_add(1, Ordering::Relaxed);
-                        self.credits.release(ticket.index());
+            for ticket in words.drain(..).map(Ticket::from_word) {
+                if !self.table.claim(ticket) {
+                    continue;
+                }
+                // SAFETY: just claimed, and ended and finished once.
+                unsafe {
+                    let value = *self.table.peek(ticket.index());
+                    match self.table.end(ticket) {
+                        Ended::InTime => {
+                            self.results[ticket.index() as usize]
+                                .with_mut(|r| *r = value.wrapping_mul(3));
+                            in_time += 1;
+                            self.after_end(ticket, self.table.finish(ticket));
+                        }
+                        Ended::Abandoned => {
+                            let _lock = self.quarantine.lock().unwrap();
+                            self.after_end(ticket, self.table.finish(ticket));
+                        }
                     }
                 }
-                done += 1;
             }
         }
-        done
+        in_time
     }
 
-    /// Submits `n` ops one after the other; waits for some, polls for some, gives some up. Returns how many the worker has
-    /// to recycle.
+    fn after_end(&self, ticket: Ticket, finished: Finished<Waker>) {
+        match finished {
+            Finished::Quiet => {}
+            Finished::Wake(waker) => waker.wake(),
+            Finished::Detached(_) => {
+                self.recycled.fetch_add(1, Ordering::Relaxed);
+                self.credits.release(ticket.index());
+            }
+        }
+    }
+
+    /// Abandons an op here and there, queued or running.
+    fn sweep(&self) {
+        for (turn, why) in [Why::Deadline, Why::Cancel, Why::ShutDown]
+            .into_iter()
+            .cycle()
+            .enumerate()
+        {
+            if self.over.load(Ordering::Relaxed) {
+                return;
+            }
+            let index = (turn % self.table.depth()) as u32;
+            // SAFETY: below the depth.
+            if let Some((ticket, _)) = unsafe { self.table.pending(index) } {
+                let _lock = self.quarantine.lock().unwrap();
+                let abandoned = self.table.abandon(ticket, why, turn % 5 > 1);
+                self.abandoned
+                    .fetch_add(u64::from(abandoned.is_some()), Ordering::Relaxed);
+                match abandoned {
+                    None => {}
+                    Some(Abandoned::NeverStarted(finished)) => self.after_end(ticket, finished),
+                    Some(Abandoned::Running(waker)) => {
+                        if let Some(waker) = waker {
+                            waker.wake();
+                        }
+                    }
+                }
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Submits `n` ops one after the other; waits for some, polls for some, gives some up. Returns how many others have to
+    /// recycle.
     fn submit(&self, n: u64, salt: u64) -> u64 {
         let woken = Arc::new(AtomicBool::new(false));
         let waker = || Waker(std::thread::current(), Arc::clone(&woken));
@@ -277,7 +449,9 @@ impl Engine {
             unsafe {
                 self.table.with_mut(index, |d| *d = value);
                 let ticket = self.table.queue(index);
-                self.ring.push(ticket.to_word()).unwrap();
+                while self.ring.push(ticket.to_word()).is_err() {
+                    std::thread::yield_now();
+                }
                 let mut done = false;
                 if i % 3 == 0 {
                     // A future that is polled and dropped.
@@ -303,8 +477,14 @@ impl Engine {
                     }
                 }
                 assert!(self.table.is_done(ticket));
-                self.table
-                    .with_mut(index, |d| assert_eq!(*d, value.wrapping_mul(3)));
+                match self.table.progress(ticket) {
+                    Progress::Ended { why: None, more } => {
+                        assert!(!more);
+                        let result = self.results[index as usize].with(|r| *r);
+                        assert_eq!(result, value.wrapping_mul(3));
+                    }
+                    progress => assert!(matches!(progress, Progress::Ended { .. })),
+                }
                 if self.table.reap(ticket) {
                     self.credits.release(index);
                 } else {
@@ -324,22 +504,22 @@ fn each_op_ends_once_and_its_credit_comes_back_under_load() {
         "in-flight table under load",
         || {
             for depth in [1, 2, 8] {
-                let engine = Engine {
-                    credits: Credits::new(depth),
-                    table: Table::new(depth, |_| 0),
-                    ring: Mpmc::new(depth),
-                    recycled: AtomicU64::new(0),
-                };
-                let (done, left): (u64, u64) = std::thread::scope(|s| {
+                let engine = Engine::new(depth);
+                let (in_time, left): (u64, u64) = std::thread::scope(|s| {
                     let engine = &engine;
                     let workers = [(); 2].map(|()| s.spawn(|| engine.work()));
+                    s.spawn(|| engine.sweep());
                     let owners = [1, 2, 3].map(|salt| s.spawn(move || engine.submit(EACH, salt)));
                     let left = owners.into_iter().map(|o| o.join().unwrap()).sum();
                     engine.ring.close();
-                    (workers.into_iter().map(|w| w.join().unwrap()).sum(), left)
+                    let in_time = workers.into_iter().map(|w| w.join().unwrap()).sum();
+                    engine.over.store(true, Ordering::Relaxed);
+                    (in_time, left)
                 });
-                assert_eq!(done, 3 * EACH);
-                assert_eq!(engine.recycled.load(Ordering::Relaxed), left);
+                let abandoned = engine.abandoned.into_inner();
+                assert_eq!(in_time + abandoned, 3 * EACH);
+                assert!(in_time > 0 && abandoned > 0, "{in_time}, {abandoned}");
+                assert_eq!(engine.recycled.into_inner(), left);
                 assert_eq!(engine.credits.free(), depth);
             }
         },

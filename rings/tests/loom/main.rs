@@ -5,7 +5,7 @@
 //! RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p moonring-rings --release --test loom
 //! ```
 //!
-//! `LOOM_MAX_PREEMPTIONS=2` caps the models that look at every number of preemptions by default.
+//! Each model has its own bound on preemptions, or none; `LOOM_MAX_PREEMPTIONS=2` caps them all.
 //!
 //! What loom can't see, and the models therefore don't rely on: it treats SeqCst accesses as AcqRel (only the
 //! fence is sequentially consistent), a read-modify-write always finds the newest value, and no load sees a value
@@ -13,6 +13,8 @@
 #![cfg(loom)]
 
 mod completion;
+mod deadline;
+mod life;
 mod mpmc;
 mod park;
 mod ready;
@@ -24,8 +26,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// Runs `f` in every way that loom finds, with at most `preemptions` (`None`: any number) unless the environment
-/// names a bound, and says how far that went. `threads` is how many `f` starts besides its own.
+/// Runs `f` in every way that loom finds, with at most `preemptions` (`None`: any number), or fewer if the environment
+/// says so, and says how far that went. `threads` is how many `f` starts besides its own.
 fn model(
     name: &str,
     threads: usize,
@@ -36,8 +38,9 @@ fn model(
     let mut builder = loom::model::Builder::new();
     builder.max_threads = threads + 1;
     builder.max_branches = 10_000;
-    // What the environment says is in there already.
-    builder.preemption_bound = builder.preemption_bound.or(preemptions);
+    // What the environment says is in there already. The smaller of the two.
+    let bounds = [builder.preemption_bound, preemptions];
+    builder.preemption_bound = bounds.into_iter().flatten().min();
     let bound = match builder.preemption_bound {
         Some(n) => format!("at most {n}"),
         None => "any number of".to_owned(),

@@ -8,15 +8,46 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use loom::thread;
 use moonring_rings::mpmc::Mpmc;
-use moonring_rings::slots::{Credits, Finished, Table, Ticket};
+use moonring_rings::slots::{self, Credits, Finished, Table, Ticket};
 
 use crate::{Counted, Drops, model};
 
 /// The waker is a number: who gets it back must wake that one.
-type Ops = Table<u64, Counted>;
+struct Ops {
+    table: Table<u64, Counted>,
+    /// Of each op: written by who has ended it, read by the owner that has seen the end.
+    results: Vec<UnsafeCell<u64>>,
+}
+
+impl Ops {
+    fn new(depth: usize) -> Self {
+        Self {
+            table: Table::new(depth, |_| 7),
+            results: (0..depth).map(|_| UnsafeCell::new(0)).collect(),
+        }
+    }
+
+    fn set_result(&self, index: u32, result: u64) {
+        // SAFETY: loom finds out.
+        self.results[index as usize].with_mut(|r| unsafe { *r = result });
+    }
+
+    fn result(&self, index: u32) -> u64 {
+        // SAFETY: loom finds out.
+        self.results[index as usize].with(|r| unsafe { *r })
+    }
+}
+
+impl std::ops::Deref for Ops {
+    type Target = Table<u64, Counted>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.table
+    }
+}
 
 fn table(depth: usize) -> Arc<Ops> {
-    Arc::new(Table::new(depth, |_| 0))
+    Arc::new(Ops::new(depth))
 }
 
 /// How an op ended for its worker.
@@ -27,12 +58,14 @@ enum Ended {
     Recycled,
 }
 
-/// What a worker does with a ticket: claim, write the result, finish.
+/// What a worker does with a ticket: claim, end, write the result, finish.
 fn work(table: &Ops, ticket: Ticket) -> Ended {
     assert!(table.claim(ticket));
-    // SAFETY: claimed above.
+    // SAFETY: claimed above, and ended and finished once.
     let finished = unsafe {
-        table.with_mut(ticket.index(), |d| *d += 1);
+        assert_eq!(*table.peek(ticket.index()), 7, "the descriptor");
+        assert_eq!(table.end(ticket), slots::Ended::InTime);
+        table.set_result(ticket.index(), 1);
         table.finish(ticket)
     };
     match finished {
@@ -40,7 +73,8 @@ fn work(table: &Ops, ticket: Ticket) -> Ended {
         Finished::Wake(waker) => Ended::Woke(waker.number),
         Finished::Detached(_) => {
             // SAFETY: the entry is the worker's now.
-            unsafe { table.with_mut(ticket.index(), |d| *d += 100) };
+            unsafe { table.with_mut(ticket.index(), |d| *d = 7) };
+            table.set_result(ticket.index(), 0);
             Ended::Recycled
         }
     }
@@ -58,14 +92,10 @@ unsafe fn register(table: &Ops, ticket: Ticket, waker: Counted) -> bool {
 /// # Safety
 /// The caller must own the op, which must be done.
 unsafe fn reap(table: &Ops, ticket: Ticket) -> bool {
+    assert_eq!(table.result(ticket.index()), 1);
+    table.set_result(ticket.index(), 0);
     // SAFETY: as for this function.
-    unsafe {
-        table.with_mut(ticket.index(), |d| {
-            assert_eq!(*d, 1, "the result");
-            *d = 0;
-        });
-        table.reap(ticket)
-    }
+    unsafe { table.reap(ticket) }
 }
 
 /// The owner polls twice, with another waker the second time. Either the last waker it could leave is woken, or it
@@ -228,7 +258,10 @@ fn an_old_ticket_is_harmless() {
         let new = unsafe { table.queue(0) };
         assert!(table.claim(new), "nobody else has this ticket");
         // SAFETY: just claimed.
-        unsafe { table.finish(new) };
+        unsafe {
+            table.end(new);
+            table.finish(new);
+        }
         assert!(!table.is_done(old) && table.is_done(new));
         late.join().unwrap();
     });
@@ -251,10 +284,9 @@ fn claim_shows_the_descriptor_and_done_the_result() {
                     assert!(table.claim(ticket));
                     // SAFETY: just claimed.
                     unsafe {
-                        table.with_mut(0, |d| {
-                            assert_eq!(*d, 7);
-                            *d = 8;
-                        });
+                        assert_eq!(*table.peek(0), 9);
+                        table.end(ticket);
+                        table.set_result(0, 8);
                         table.finish(ticket);
                     }
                 }
@@ -262,11 +294,11 @@ fn claim_shows_the_descriptor_and_done_the_result() {
         };
         // SAFETY: the entry is this thread's while free and when done.
         unsafe {
-            table.with_mut(0, |d| *d = 7);
+            table.with_mut(0, |d| *d = 9);
             let ticket = table.queue(0);
             mail.store(ticket.to_word(), Relaxed);
             if table.is_done(ticket) {
-                table.with_mut(0, |d| assert_eq!(*d, 8));
+                assert_eq!(table.result(0), 8);
             }
         }
         worker.join().unwrap();
@@ -319,12 +351,12 @@ fn a_credit_is_one_threads() {
 fn a_detached_ops_credit_comes_back() {
     model("slots a_detached_ops_credit_comes_back", 1, None, || {
         let drops = Drops::new(2);
-        let shared = Arc::new((Credits::new(1), Ops::new(1, |_| 0), Mpmc::new(1)));
+        let shared = Arc::new((Credits::new(1), Ops::new(1), Mpmc::new(1)));
         let submit = |shared: &(Credits, Ops, Mpmc)| {
             let index = shared.0.acquire()?;
             // SAFETY: the credit is ours.
             let ticket = unsafe {
-                shared.1.with_mut(index, |d| *d = 0);
+                shared.1.with_mut(index, |d| *d = 7);
                 shared.1.queue(index)
             };
             shared.2.push(ticket.to_word()).unwrap();
