@@ -420,11 +420,7 @@ impl Engine {
                 match abandoned {
                     None => {}
                     Some(Abandoned::NeverStarted(finished)) => self.after_end(ticket, finished),
-                    Some(Abandoned::Running(waker)) => {
-                        if let Some(waker) = waker {
-                            waker.wake();
-                        }
-                    }
+                    Some(Abandoned::Running(waker)) => waker.into_iter().for_each(Waker::wake),
                 }
             }
             std::thread::yield_now();
