@@ -48,7 +48,7 @@ const TURNS: [OpKind; 8] = {
 };
 
 /// How long a worker of a closing engine waits between its looks, after the first hundred, while what is left is not for it.
-const CLOSING_PAUSE: Duration = Duration::from_micros(500);
+const CLOSING_PAUSE: Duration = Duration::from_millis(2);
 
 thread_local! {
     /// The engine that this thread works for, or is shutting down.
