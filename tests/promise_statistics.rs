@@ -110,6 +110,7 @@ fn work(engine: &Engine, pool: &moonring::SlotPool, thread: u64, go_on: impl Fn(
     }
 }
 
+/// Fails too often for circuits, which answer without calls.
 fn troubled_store() -> std::sync::Arc<dyn Store> {
     let options = SimOptions {
         seed: 9,
@@ -125,7 +126,7 @@ fn troubled_store() -> std::sync::Arc<dyn Store> {
 fn histograms_and_codes_add_up_to_the_ops() {
     within(HANG, "adding up", || {
         let (region, pool) = slots(64, 600);
-        let engine = start(troubled_store(), config(), &region);
+        let engine = start(troubled_store(), config().fail_fast_after(0), &region);
         std::thread::scope(|scope| {
             for t in 0..4 {
                 let (engine, pool) = (&engine, &pool);
@@ -174,7 +175,7 @@ fn release_no_snapshot_of_a_running_engine_is_contradictory() {
 fn look_while_it_runs(snapshots: u64) {
     within(3 * HANG, "snapshots", || {
         let (region, pool) = slots(64, 600);
-        let engine = start(troubled_store(), config(), &region);
+        let engine = start(troubled_store(), config().fail_fast_after(0), &region);
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             for t in 0..4 {
