@@ -286,6 +286,15 @@ fn what_is_queued_when_a_circuit_opens_ends_as_unavailable_without_a_call() {
     assert_at_rest(&engine);
 }
 
+/// Ends a load when it is dropped.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// One probe at a time, of one key, and no more of them than the pause allows.
 #[test]
 fn an_open_circuit_lets_one_op_of_what_comes_through_now_and_then_and_closes_by_its_answer() {
@@ -315,6 +324,8 @@ fn an_open_circuit_lets_one_op_of_what_comes_through_now_and_then_and_closes_by_
                 }
             });
         }
+        // Also by a failure.
+        let _over = Over(&over);
         let window = ms(400);
         let start = Instant::now();
         std::thread::sleep(window);
@@ -343,7 +354,6 @@ fn an_open_circuit_lets_one_op_of_what_comes_through_now_and_then_and_closes_by_
         store.heal();
         drop(gate);
         eventually(|| OpKind::ALL.iter().all(|op| !is_open(&engine, *op)));
-        over.store(true, Ordering::Relaxed);
     });
     assert_recovers(&engine, &mut pair, &pool);
     assert!(engine.health().lanes.iter().all(|lane| lane.opened == 1));
