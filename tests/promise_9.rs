@@ -14,7 +14,10 @@ use moonring::{Done, Engine, OpKind, Region, RegionOptions, Submission};
 /// Tests of this file measure what the process does: one at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
-    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+    let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    // Threads of the engine before may be a moment from their end, which nobody waits for.
+    eventually("no threads of engines", || workers().is_empty());
+    one
 }
 
 /// CPU time of this process so far.
