@@ -287,7 +287,7 @@ fn f3_retrieves_from_a_node_that_stands_still_end_at_their_deadline_and_lookups_
         );
         p99
     });
-    assert!(lookups[1] < lookups[0] * 4 + ms(100), "{lookups:?}");
+    assert!(lookups[1] < lookups[0] * 4 + ms(250), "{lookups:?}");
 
     mooncake.command("cont-node");
     let start = Instant::now();
@@ -407,7 +407,7 @@ fn master_stands_still(test: &str, config: EngineConfig) {
             "{kind}: {} timed out, at most {:.2?} late; {} answered as unavailable, {} refused; after {settled:?} ended: {answered}",
             timed_out[i], over[i], at_once[i], refused[i]
         );
-        assert!(over[i] < SLACK, "{kind}: {:?} late", over[i]);
+        assert!(over[i] < SLACK * 2, "{kind}: {:?} late", over[i]);
         assert!(timed_out[i] > 0, "{kind}: none was in a call");
         assert!(at_once[i] + refused[i] > 100, "{kind}: not at once");
         if !times.is_empty() {
