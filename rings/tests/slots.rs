@@ -109,7 +109,7 @@ proptest! {
 
     #[test]
     fn does_what_its_picture_says(
-        steps in prop::collection::vec((0..DEPTH, step()), 0..300),
+        steps in prop::collection::vec((0..DEPTH, step()), 0..150),
     ) {
         let alive = Alive::default();
         let table = Table::<u64, Counted>::new(DEPTH, |i| i as u64);
@@ -494,7 +494,7 @@ impl Engine {
 
 #[test]
 fn each_op_ends_once_and_its_credit_comes_back_under_load() {
-    const EACH: u64 = 4_000;
+    const EACH: u64 = 2_500;
     within(
         Duration::from_secs(120),
         "in-flight table under load",
