@@ -287,6 +287,12 @@ impl Circuit {
         self.overdue.fetch_sub(1, Ordering::Relaxed);
     }
 
+    /// Calls that are overdue now.
+    #[inline]
+    pub(crate) fn overdue(&self) -> u32 {
+        self.overdue.load(Ordering::Relaxed)
+    }
+
     /// For the engine's health.
     pub(crate) fn look(&self) -> LaneHealth {
         LaneHealth {

@@ -1,7 +1,7 @@
 //! The engine: what all its parts share, and the handle that users hold.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -180,6 +180,40 @@ impl Shared {
     pub(crate) fn has_work(&self, group: &Group) -> bool {
         let mut ops = group.ops.iter();
         ops.any(|op| self.lanes[op.index()].has_work())
+    }
+
+    /// Whether a lane of this group may keep idle workers from calls.
+    #[inline]
+    pub(crate) fn is_paced(&self, group: &Group) -> bool {
+        let mut ops = group.ops.iter();
+        ops.any(|op| self.lanes[op.index()].pace.holds_back())
+    }
+
+    /// Whether a sleeper of this group should become its watcher.
+    #[inline]
+    pub(crate) fn needs_watcher(&self, group: &Group) -> bool {
+        self.is_paced(group) && !group.is_watched()
+    }
+
+    /// The shortest time after which a call of this group is stuck.
+    #[cold]
+    pub(crate) fn patience(&self, group: &Group) -> Duration {
+        let ops = group.ops.iter();
+        let paces = ops.map(|op| &self.lanes[op.index()].pace);
+        let paces = paces.filter(|pace| pace.holds_back());
+        let shortest = paces.map(|pace| pace.patience()).min().unwrap_or(0);
+        self.clock.delta(0, shortest)
+    }
+
+    /// The watcher's look. It looks for work after this, with a fence between.
+    #[cold]
+    pub(crate) fn watch(&self, group: &Group) {
+        let now = self.clock.raw();
+        for op in &group.ops {
+            let lane = &self.lanes[op.index()];
+            lane.pace.watch(lane.holders(), now);
+        }
+        fence(Ordering::SeqCst);
     }
 
     /// Counts an op that ends without a worker, before its completion is published. `times`: when it was submitted, and now, of

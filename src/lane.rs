@@ -25,16 +25,21 @@
 //! [`moonring_rings::park`]). One worker of a group may spin first; it says so by [`SPINNING`], and producers
 //! then wake nobody. When it stops it clears that bit, and looks once more after a fence. Whoever takes a batch and
 //! sees more work than it took wakes the next sleeper before its store call.
+//!
+//! While the group has a lane that is paced (see [`crate::pace`]), one of its idle workers is the **watcher**: it sleeps no longer than
+//! calls may take. Whoever goes into a call wakes another if there is none.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::thread::Thread;
+use std::time::Duration;
 
 use crossbeam_utils::CachePadded;
 use moonring_rings::mpmc::Mpmc;
 use moonring_rings::park::{WakeWord, publish_fence};
 
 use crate::circuit::{Circuit, FailFast};
+use crate::pace::Pace;
 use crate::{Class, OpKind};
 
 /// The clients' place among a queue's sources.
@@ -60,9 +65,10 @@ pub(crate) struct Lane {
     pub(crate) queues: [Queue; 2],
     /// Takes at which background ops waited, modulo 2^32.
     background_waited: CachePadded<AtomicU32>,
-    /// Workers that are in a call of this lane. Bounded by `max_holders`.
+    /// Workers that are in a call of this lane. Bounded by `max_holders`, and by what was learned.
     holders: CachePadded<AtomicU32>,
     max_holders: u32,
+    pub(crate) pace: Pace,
     pub(crate) circuit: CachePadded<Circuit>,
     /// No worker will come any more: whoever publishes must end what is queued by itself. Set in `close`; read after the
     /// publication's fence in `publish`.
@@ -76,6 +82,7 @@ impl Lane {
         ring_depth: usize,
         max_pairs: usize,
         max_holders: u32,
+        pace: Pace,
         rules: FailFast,
     ) -> Self {
         Self {
@@ -85,6 +92,7 @@ impl Lane {
             background_waited: CachePadded::new(AtomicU32::new(0)),
             holders: CachePadded::new(AtomicU32::new(0)),
             max_holders,
+            pace,
             circuit: CachePadded::new(Circuit::new(rules)),
             closed: AtomicBool::new(false),
         }
@@ -129,28 +137,48 @@ impl Lane {
     /// Whether one more worker may hold it, or need not, for it makes no calls. A hint.
     #[inline]
     pub(crate) fn can_be_held(&self) -> bool {
-        self.holders.load(Ordering::Relaxed) < self.max_holders || self.circuit.is_open()
+        self.holders() < self.bound() || self.circuit.is_open()
+    }
+
+    /// Most holders, now.
+    #[inline]
+    fn bound(&self) -> u32 {
+        self.max_holders
+            .min(self.pace.limit(self.circuit.overdue()))
+    }
+
+    /// Workers that are in a call. None where there is no bound for them.
+    #[inline]
+    pub(crate) fn holders(&self) -> u32 {
+        self.holders.load(Ordering::Relaxed)
+    }
+
+    /// Whether holders need to be counted.
+    #[inline]
+    fn has_bound(&self) -> bool {
+        self.max_holders != u32::MAX || self.pace.learns()
     }
 
     /// The right to hold a call of this lane, within its bound.
     #[inline]
     pub(crate) fn try_hold(&self) -> bool {
-        if self.max_holders == u32::MAX {
+        if !self.has_bound() {
             return true;
         }
-        // Relaxed: a count and nothing else; what the holder does is ordered by rings and tickets.
-        let before = self.holders.fetch_add(1, Ordering::Relaxed);
-        if before >= self.max_holders {
-            self.holders.fetch_sub(1, Ordering::Relaxed);
-            return false;
-        }
-        true
+        // Relaxed: a count and nothing else; what the holder does is ordered by rings and tickets. Never over the bound, not even
+        // for a moment: who saw it so would wake nobody, and might have been the only one to do so.
+        let bound = self.bound();
+        let more = |holders: u32| (holders < bound).then_some(holders + 1);
+        let held = self
+            .holders
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        held.is_ok()
     }
 
     /// The call is over. The worker looks for work itself next.
     #[inline]
     pub(crate) fn release(&self) {
-        if self.max_holders != u32::MAX {
+        if self.has_bound() {
             self.holders.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -253,6 +281,8 @@ pub(crate) struct Group {
     overdue_calls: AtomicUsize,
     /// Workers in a store call.
     busy: CachePadded<AtomicU32>,
+    /// An idle worker looks every now and then whether the calls of paced lanes end.
+    watched: AtomicBool,
 }
 
 impl Group {
@@ -265,6 +295,7 @@ impl Group {
             overdue: (0..workers).map(|_| Default::default()).collect(),
             overdue_calls: AtomicUsize::new(0),
             busy: CachePadded::new(AtomicU32::new(0)),
+            watched: AtomicBool::new(false),
         }
     }
 
@@ -385,6 +416,26 @@ impl Group {
         }
     }
 
+    /// The same, but no longer than `most`, as the group's watcher. False where it has one.
+    #[cold]
+    pub(crate) fn nap(&self, worker: usize, most: Duration) -> bool {
+        // Relaxed, as all of it: two watchers or, for one call, none do no harm.
+        if self.watched.swap(true, Ordering::Relaxed) {
+            return false;
+        }
+        std::thread::park_timeout(most);
+        self.watched.store(false, Ordering::Relaxed);
+        // Who took it has woken this worker, and it looks for work now.
+        self.retract(worker);
+        true
+    }
+
+    /// Whether the group has a watcher.
+    #[inline]
+    pub(crate) fn is_watched(&self) -> bool {
+        self.watched.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn enter_call(&self) {
         self.busy.fetch_add(1, Ordering::Relaxed);
     }
@@ -418,7 +469,7 @@ mod tests {
 
     #[test]
     fn ready_bits_are_set_and_cleared_in_their_words() {
-        let lane = Lane::new(OpKind::Lookup, 0, 4, 200, 1, RULES);
+        let lane = Lane::new(OpKind::Lookup, 0, 4, 200, 1, Pace::off(), RULES);
         assert!(!lane.is_ready());
         lane.open_source(130);
         let queue = lane.queue(Class::Background);
@@ -451,7 +502,7 @@ mod tests {
 
     #[test]
     fn a_lane_is_held_by_no_more_than_its_bound() {
-        let lane = Lane::new(OpKind::Store, 0, 4, 1, 2, RULES);
+        let lane = Lane::new(OpKind::Store, 0, 4, 1, 2, Pace::off(), RULES);
         lane.queue(Class::Background).mark_ready(CLIENTS);
         assert!(lane.has_work() && lane.try_hold() && lane.has_work() && lane.try_hold());
         assert!(!lane.has_work() && !lane.try_hold());

@@ -85,6 +85,7 @@ mod live;
 mod memory;
 mod notify;
 mod op;
+mod pace;
 mod pair;
 mod pairs;
 mod quarantine;

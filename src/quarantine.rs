@@ -272,12 +272,13 @@ impl Shared {
         };
         quarantine.turns.fetch_add(1, Ordering::Release);
         drop(list);
-        if let Some(lane) = overdue
-            && lane.circuit.is_open()
-        {
-            // What waits for a place among the lane's holders needs none any more: whoever sleeps may answer it.
+        if let Some(lane) = overdue {
+            // What waits for a place among the lane's holders may need none any more, as the circuit is open; or has one, as this
+            // call counts no more where the lane is paced. The fence as for a release.
             publish_fence();
-            self.groups[lane.group].wake_for(lane);
+            if lane.is_ready() {
+                self.groups[lane.group].wake_for(lane);
+            }
         }
         if let Some(finished) = ended {
             // Hands the credit to who waits for one, and wakes it.

@@ -8,6 +8,7 @@ use crate::engine::{Closing, Engine, Shared, Spinners};
 use crate::fork::ForkWord;
 use crate::lane::{Group, Lane};
 use crate::memory::{Given, Memory, RegistrationFailed};
+use crate::pace::{self, Pace};
 use crate::signals::BlockedSignals;
 use crate::store::{Capabilities, RegisterError, Store};
 use crate::timer::{Sweeper, Timer};
@@ -283,6 +284,11 @@ impl EngineBuilder {
     }
 }
 
+/// The shortest time over which is measured what calls bring: many times what a thread waits for a core.
+const WINDOW_NS: u64 = 10_000_000;
+/// A paced lane without an end of a call for less is never stuck: longer than a worker is kept from its core.
+const PATIENCE_NS: u64 = 20_000_000;
+
 /// The groups of workers, and the lanes that they serve.
 fn layout(config: &EngineConfig, timer: &Timer) -> (Vec<Group>, [Lane; 4]) {
     let mut groups = Vec::new();
@@ -311,8 +317,18 @@ fn layout(config: &EngineConfig, timer: &Timer) -> (Vec<Group>, [Lane; 4]) {
             max_batch: config.max_batch,
             overdue: (workers as u32 / 2).max(1),
         };
+        let pace = match config.adapt {
+            true => Pace::new(
+                max_holders.min(workers as u32),
+                pace::Rules {
+                    window: timer.ticks(WINDOW_NS),
+                    patience: timer.ticks(PATIENCE_NS),
+                },
+            ),
+            false => Pace::off(),
+        };
         let (depth, pairs) = (config.ring_depth, config.max_pairs);
-        Lane::new(op, group, depth, pairs, max_holders, rules)
+        Lane::new(op, group, depth, pairs, max_holders, pace, rules)
     });
     (groups, lanes)
 }

@@ -31,6 +31,7 @@ use crate::circuit::Permit;
 use crate::engine::{Closing, Shared};
 use crate::inflight::OpTable;
 use crate::lane::{CLIENTS, Group, Lane, Queue};
+use crate::pace::{Begun, Ended};
 use crate::pair::PairShared;
 use crate::pairs::Snapshot;
 use crate::quarantine::Submitter;
@@ -102,6 +103,9 @@ pub(crate) struct Worker {
     spare: bool,
     /// The lane of `batch_op` counts this worker as a holder.
     holds: bool,
+    begun: Begun,
+    /// The batch left ops behind for which it had no room.
+    left: bool,
     words: Vec<u64>,
     wakers: Vec<OpWaker>,
     /// Ops of the batch are being completed: some may have been.
@@ -148,6 +152,8 @@ impl Worker {
             permit: Permit::Answer,
             spare: number == engine.groups[group].workers,
             holds: false,
+            begun: Begun::default(),
+            left: false,
             completing: false,
             closing_looks: 0,
             words: Vec::with_capacity(max_batch),
@@ -248,6 +254,7 @@ impl Worker {
         }
         let config = &engine.config;
         self.permit = lane.circuit.permit(self.spare, || engine.clock.raw());
+        self.begun = lane.pace.begin();
         if self.permit != Permit::Answer && !lane.try_hold() {
             if self.permit != Permit::Probe {
                 return None;
@@ -257,13 +264,15 @@ impl Worker {
         }
         self.holds = self.permit != Permit::Answer;
         self.batch_op = lane.op;
+        // Large values are shared out, where another may take them.
+        let shares = group.has_idle() && lane.can_be_held();
         let bounds = Bounds {
             ops: match self.permit {
                 Permit::Call(most) => most,
                 Permit::Probe => 1,
                 Permit::Answer => config.max_batch,
             },
-            bytes: match group.has_idle() && lane.can_be_held() {
+            bytes: match shares {
                 true => config.share_bytes.min(config.max_batch_bytes),
                 false => config.max_batch_bytes,
             },
@@ -287,6 +296,7 @@ impl Worker {
             }
             return None;
         }
+        self.left = !shares && self.batch.is_full(bounds) && lane.is_ready();
         Some(lane.op)
     }
 
@@ -454,7 +464,7 @@ impl Worker {
     fn execute(&mut self, engine: &Shared, group: &Group, op: OpKind) {
         let lane = &engine.lanes[op.index()];
         // What this worker leaves behind must not wait for its call to return.
-        if group.needs_wake() && engine.has_work(group) {
+        if group.needs_wake() && (engine.has_work(group) || engine.needs_watcher(group)) {
             group.wake_one();
         }
         let mut called = false;
@@ -473,7 +483,12 @@ impl Worker {
             group.leave_call();
             now
         };
-        self.let_go(lane);
+        // While workers are kept from calls, what producers send when they see these answers shall be one call, not several:
+        // the lane is held until all are out.
+        let holds_back = self.holds && lane.pace.holds_back();
+        if !holds_back {
+            self.let_go(lane);
+        }
         #[cfg(test)]
         tests::die_if_told(engine);
         let outcome = self.batch.outcome();
@@ -482,10 +497,26 @@ impl Worker {
         if called {
             lane.circuit
                 .after_call(outcome, self.permit, overdue, || now);
+            let (ops, bytes) = (self.batch.len(), self.batch.bytes());
+            let (begun, left) = (self.begun, self.left);
+            lane.pace.end(
+                Ended {
+                    begun,
+                    ops,
+                    bytes,
+                    left,
+                },
+                now,
+            );
         }
         self.batch
             .record(op, &engine.clock, self.stats.lane(op), now);
         self.complete(engine);
+        if holds_back {
+            self.let_go(lane);
+            // Pairs with the publishers': they see that the lane can be held, or this worker sees next what they have published.
+            publish_fence();
+        }
     }
 
     /// Releases the ops of the batch that were abandoned. Whether its call was overdue.
@@ -567,6 +598,10 @@ impl Worker {
         if engine.has_work(group) || engine.is_closing() || self.pairs.is_stale(&engine.pairs) {
             group.retract(self.number);
             std::thread::yield_now();
+            return;
+        }
+        if engine.is_paced(group) && group.nap(self.number, engine.patience(group)) {
+            engine.watch(group);
             return;
         }
         group.sleep(self.number);

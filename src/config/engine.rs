@@ -92,6 +92,7 @@ pub enum CoreChoice {
 /// | `max_batch` | 128 | 1 to 4096 | most keys of one store call |
 /// | `max_batch_bytes` | 64 MiB | a size over 0 | most bytes of one store call; a single larger value is a call of its own |
 /// | `share_bytes` | 1 MiB | a size over 0 | a take stops at so many bytes while other workers of the lane are idle, so that large values are shared out; over `max_batch_bytes` it means that |
+/// | `adapt` | true | | each op kind learns, while much is in flight, how many of its workers should be in calls at once, from what their calls bring; false: always as many as there is work for |
 /// | `ring_depth` | 4096 | 1 to 1,048,576 | depth of the clients' rings and of their in-flight table, in ops; rounded up to a power of two |
 /// | `max_pairs` | 512 | 1 to 4096 | most pairs open at a time |
 /// | `spin_us` | 20 | 0 to 1,000,000 | microseconds that an idle worker or a waiter spins before it parks |
@@ -129,6 +130,8 @@ pub struct EngineConfig {
     pub max_batch_bytes: usize,
     /// Bytes at which a take stops while other workers of the lane are idle.
     pub share_bytes: usize,
+    /// Each op kind learns how many of its workers should be in calls at once.
+    pub adapt: bool,
     /// Depth, in ops, of the clients' rings and in-flight table.
     pub ring_depth: usize,
     /// Most pairs open at a time.
@@ -165,6 +168,7 @@ impl Default for EngineConfig {
             max_batch: 128,
             max_batch_bytes: 64 << 20,
             share_bytes: 1 << 20,
+            adapt: true,
             ring_depth: 4096,
             max_pairs: 512,
             spin_us: 20,
@@ -199,6 +203,7 @@ impl EngineConfig {
         max_batch: usize,
         max_batch_bytes: usize,
         share_bytes: usize,
+        adapt: bool,
         ring_depth: usize,
         max_pairs: usize,
         spin_us: u32,
@@ -383,6 +388,9 @@ impl EngineConfig {
             self.share_bytes = field.count(SHARE_BYTES)?;
             self.warn_of_share(warnings);
         }
+        if let Some(field) = knobs.take("adapt") {
+            self.adapt = field.bool()?;
+        }
         if let Some(field) = knobs.take("spin_us") {
             self.spin_us = field.u32(SPIN_US)?;
         }
@@ -426,6 +434,7 @@ impl EngineConfig {
             "max_batch",
             "max_batch_bytes",
             "share_bytes",
+            "adapt",
             "ring_depth",
             "max_pairs",
             "spin_us",
@@ -467,6 +476,7 @@ impl EngineConfig {
             "max_batch": self.max_batch,
             "max_batch_bytes": self.max_batch_bytes,
             "share_bytes": self.share_bytes,
+            "adapt": self.adapt,
             "ring_depth": self.ring_depth,
             "max_pairs": self.max_pairs,
             "spin_us": self.spin_us,

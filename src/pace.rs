@@ -1,0 +1,320 @@
+//! How many workers of a lane should be in calls at once: learned from what the calls bring.
+//!
+//! Calls that sleep side by side bring the more, the more there are. Calls that share one bottleneck bring less: the ops that
+//! are in flight are split into small ones, and each costs what a call costs. Nobody can say beforehand which a store is, so a
+//! lane tries, while there is enough to do:
+//!
+//! ```text
+//!            calls of 8 ops or more, or that leave some behind
+//!   OPEN ──────────────────────────────────────────────────────▶ PACED: no more calls at once than `limit`
+//!    ▲      they get small, or none has ended for long                 │  windows of 10 ms or more; what each brings
+//!    └─────────────────────────────────────────────────────────────────┘  tells the next limit: see [`Climb`]
+//! ```
+//! While it is open, every worker may call: an op that comes to an idle worker goes at once. A lane that is paced has more in
+//! flight than its workers could take one by one, so what waits for a call goes with the next one, which is fuller for it.
+//!
+//! # Calls that hang
+//! A call that doesn't return must not keep the others waiting. One idle worker, the group's watcher, looks every now and then
+//! whether a paced lane's calls still end; where they don't, those in progress are **stuck**, and count against the limit no
+//! more. Overdue ones never do.
+//!
+//! All is hints but the limit itself, and that only bounds: any value from 1 on is right. So everything is relaxed, and an update
+//! that is lost in a race is the next call's.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use crossbeam_utils::CachePadded;
+
+mod climb;
+use climb::Climb;
+
+/// Mean ops of a call, were all workers in calls, from which a lane is paced; below the second it is open again.
+const BUSY: u32 = 8;
+const CALM: u32 = 4;
+/// So many count at most, so that a few small calls open the lane after large ones. Also what a call counts that left some behind.
+const MOST: u32 = 32;
+/// The mean has so many binary places.
+const FRACTION: u32 = 8;
+/// A lane whose calls have not ended for so many times as long as they take on average is stuck.
+const PATIENCE: u64 = 8;
+/// As much work as one key, in bytes: with 4 KiB values keys count, with 1 MiB values bytes.
+const KEY_BYTES: usize = 64 << 10;
+
+/// The rules, in ticks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rules {
+    /// The shortest window.
+    pub(crate) window: u64,
+    /// The shortest time without an end after which calls are stuck.
+    pub(crate) patience: u64,
+}
+
+/// What a call must know when it ends of the time when it began.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Begun {
+    window: u32,
+    stalls: u32,
+}
+
+/// A call that has ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ended {
+    pub(crate) begun: Begun,
+    pub(crate) ops: usize,
+    pub(crate) bytes: usize,
+    /// More ops were there than it had room for.
+    pub(crate) left: bool,
+}
+
+/// One lane's.
+pub(crate) struct Pace {
+    rules: Rules,
+    /// Most calls at once while the lane is open; up to 1 there is nothing to learn.
+    most: u32,
+    /// Read by all.
+    paced: AtomicBool,
+    limit: AtomicU32,
+    /// Counts limits: what began under one tells nothing about the next.
+    window: AtomicU32,
+    stalls: AtomicU32,
+    stuck: AtomicU32,
+    /// In ticks.
+    patience: AtomicU64,
+    /// Written by each call.
+    calls: CachePadded<Calls>,
+    /// Once a window, and never waited for: who finds it taken goes on.
+    climb: Mutex<Climb>,
+}
+
+struct Calls {
+    /// Mean ops of a call, see [`FRACTION`].
+    mean: AtomicU32,
+    /// When the last one ended.
+    last: AtomicU64,
+    /// When the window began; [`UNKNOWN`] until the first call that began in it has ended.
+    since: AtomicU64,
+    /// What has ended since.
+    work: AtomicU64,
+    count: AtomicU32,
+}
+
+const UNKNOWN: u64 = u64::MAX;
+
+impl Pace {
+    /// Of a lane with so many calls at once at most.
+    pub(crate) fn new(most: u32, rules: Rules) -> Self {
+        Self {
+            rules,
+            most,
+            paced: AtomicBool::new(false),
+            limit: AtomicU32::new(most),
+            window: AtomicU32::new(0),
+            stalls: AtomicU32::new(0),
+            stuck: AtomicU32::new(0),
+            patience: AtomicU64::new(rules.patience),
+            calls: CachePadded::new(Calls {
+                mean: AtomicU32::new(0),
+                last: AtomicU64::new(0),
+                since: AtomicU64::new(UNKNOWN),
+                work: AtomicU64::new(0),
+                count: AtomicU32::new(0),
+            }),
+            climb: Mutex::new(Climb::new(most)),
+        }
+    }
+
+    /// Of a lane whose bound stands.
+    pub(crate) fn off() -> Self {
+        let rules = Rules {
+            window: 0,
+            patience: 0,
+        };
+        Self::new(0, rules)
+    }
+
+    /// Whether calls need to be counted.
+    #[inline]
+    pub(crate) fn learns(&self) -> bool {
+        self.most > 1
+    }
+
+    /// Whether a worker may be kept from a call that it could make if the lane were open.
+    #[inline]
+    pub(crate) fn holds_back(&self) -> bool {
+        self.paced.load(Relaxed) && self.limit.load(Relaxed) < self.most
+    }
+
+    /// Most calls at once, now. `overdue`: of these.
+    #[inline]
+    pub(crate) fn limit(&self, overdue: u32) -> u32 {
+        match self.paced.load(Relaxed) {
+            false => u32::MAX,
+            true => {
+                let hanging = self.stuck.load(Relaxed).max(overdue);
+                self.limit.load(Relaxed).saturating_add(hanging)
+            }
+        }
+    }
+
+    /// A call is about to begin. Before it is counted: a stall that is seen in between makes it no stuck one.
+    #[inline]
+    pub(crate) fn begin(&self) -> Begun {
+        match self.learns() {
+            false => Begun::default(),
+            true => Begun {
+                window: self.window.load(Relaxed),
+                stalls: self.stalls.load(Relaxed),
+            },
+        }
+    }
+
+    /// A call has ended, and its worker looks for work after this, with a fence between: the limit may be higher.
+    #[inline]
+    pub(crate) fn end(&self, call: Ended, now: u64) {
+        if !self.learns() {
+            return;
+        }
+        if call.begun.stalls != self.stalls.load(Relaxed) {
+            let less = |stuck: u32| stuck.checked_sub(1);
+            let _ = self.stuck.fetch_update(Relaxed, Relaxed, less);
+        }
+        let calls = &*self.calls;
+        let last = calls.last.load(Relaxed);
+        calls.last.store(now, Relaxed);
+        let paced = self.paced.load(Relaxed);
+        let part = if paced {
+            self.limit.load(Relaxed)
+        } else {
+            self.most
+        };
+        let size =
+            match call.left {
+                true => MOST,
+                // As large as it were with all workers in calls.
+                false => (call.ops as u64 * u64::from(part) / u64::from(self.most))
+                    .min(u64::from(MOST)) as u32,
+            };
+        let mean = calls.mean.load(Relaxed);
+        let mean = mean - mean / 4 + (size << FRACTION) / 4;
+        calls.mean.store(mean, Relaxed);
+        match paced {
+            false if mean >= BUSY << FRACTION => self.start(),
+            true if mean < CALM << FRACTION => self.open(),
+            true => self.count(call, part, last, now),
+            false => {}
+        }
+    }
+
+    #[cold]
+    fn start(&self) {
+        if let Ok(climb) = self.climb.try_lock() {
+            self.set_limit(climb.limit());
+            self.paced.store(true, Relaxed);
+        }
+    }
+
+    fn set_limit(&self, limit: u32) {
+        self.limit.store(limit, Relaxed);
+        self.forget();
+    }
+
+    /// Begins a window anew.
+    fn forget(&self) {
+        self.window.fetch_add(1, Relaxed);
+        self.calls.since.store(UNKNOWN, Relaxed);
+    }
+
+    #[cold]
+    fn open(&self) {
+        self.paced.store(false, Relaxed);
+        self.calls.mean.store(0, Relaxed);
+        self.forget();
+    }
+
+    fn count(&self, call: Ended, limit: u32, last: u64, now: u64) {
+        let calls = &*self.calls;
+        if call.begun.window != self.window.load(Relaxed) {
+            return;
+        }
+        if now.saturating_sub(last) > self.patience.load(Relaxed) {
+            // There was nothing to do for a while: such a window says nothing.
+            self.forget();
+            return;
+        }
+        let since = calls.since.load(Relaxed);
+        if since == UNKNOWN {
+            calls.work.store(0, Relaxed);
+            calls.count.store(0, Relaxed);
+            calls.since.store(now, Relaxed);
+            return;
+        }
+        // In sixteenths of a key.
+        let more = call.ops * 16 + call.bytes / (KEY_BYTES / 16);
+        let work = calls.work.fetch_add(more as u64, Relaxed) + more as u64;
+        let count = calls.count.fetch_add(1, Relaxed) + 1;
+        // Some calls of each worker: bursts of producers make large ones and small ones take turns.
+        if count >= 2 * limit + 2 && now.saturating_sub(since) >= self.rules.window {
+            self.decide(limit, work, count, since, now);
+        }
+    }
+
+    #[cold]
+    fn decide(&self, limit: u32, work: u64, count: u32, since: u64, now: u64) {
+        let Ok(mut climb) = self.climb.try_lock() else {
+            return;
+        };
+        let calls = &*self.calls;
+        if calls.since.load(Relaxed) != since || self.limit.load(Relaxed) != limit {
+            return; // Somebody else has just done it.
+        }
+        let time = now - since;
+        let mean = time.saturating_mul(limit.into()) / u64::from(count);
+        let patience = (PATIENCE * mean).max(self.rules.patience);
+        self.patience.store(patience, Relaxed);
+        let next = climb.next(work as f64 / time as f64);
+        if next != limit {
+            self.set_limit(next);
+            return;
+        }
+        calls.work.store(0, Relaxed);
+        calls.count.store(0, Relaxed);
+        calls.since.store(now, Relaxed);
+    }
+
+    /// How long the watcher waits between its looks, in ticks.
+    pub(crate) fn patience(&self) -> u64 {
+        self.patience.load(Relaxed)
+    }
+
+    /// The watcher's look: opens the lane if no call has ended for long. `holders`: calls in progress.
+    #[cold]
+    pub(crate) fn watch(&self, holders: u32, now: u64) {
+        let calm = now.saturating_sub(self.calls.last.load(Relaxed));
+        if !self.holds_back() || calm <= self.patience() {
+            return;
+        }
+        if holders > 0
+            && let Ok(mut climb) = self.climb.try_lock()
+        {
+            // Or its calls are so much longer that it comes to the same.
+            climb.reject();
+        }
+        self.stuck.store(holders, Relaxed);
+        self.stalls.fetch_add(1, Relaxed);
+        self.open();
+    }
+
+    /// As if it had learned this.
+    #[cfg(test)]
+    pub(crate) fn learned(&self, limit: u32) {
+        let mut climb = self.climb.lock().unwrap();
+        climb.learned(limit);
+        self.set_limit(limit);
+        self.paced.store(true, Relaxed);
+        self.calls.mean.store(MOST << FRACTION, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests;
