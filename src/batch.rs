@@ -374,6 +374,11 @@ impl Batch {
         }
     }
 
+    /// When the first store call of its ops began, in ticks, until they are [recorded](Self::record).
+    pub(crate) fn began(&self) -> Option<u64> {
+        self.began
+    }
+
     /// Counts how the ops ended, and how long they waited and took until `now`. The last step before they are completed.
     pub(crate) fn record(
         &mut self,

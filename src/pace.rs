@@ -38,6 +38,8 @@ const MOST: u32 = 32;
 const FRACTION: u32 = 8;
 /// A lane whose calls have not ended for so many times as long as they take on average is stuck.
 const PATIENCE: u64 = 8;
+/// So many calls are enough for a window, if it is long enough.
+const CALLS: u32 = 32;
 /// As much work as one key, in bytes: with 4 KiB values keys count, with 1 MiB values bytes.
 const KEY_BYTES: usize = 64 << 10;
 
@@ -61,6 +63,8 @@ pub(crate) struct Begun {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ended {
     pub(crate) begun: Begun,
+    /// When it began, in ticks.
+    pub(crate) since: u64,
     pub(crate) ops: usize,
     pub(crate) bytes: usize,
     /// More ops were there than it had room for.
@@ -79,8 +83,6 @@ pub(crate) struct Pace {
     window: AtomicU32,
     stalls: AtomicU32,
     stuck: AtomicU32,
-    /// In ticks.
-    patience: AtomicU64,
     /// Written by each call.
     calls: CachePadded<Calls>,
     /// Once a window, and never waited for: who finds it taken goes on.
@@ -88,18 +90,19 @@ pub(crate) struct Pace {
 }
 
 struct Calls {
-    /// Mean ops of a call, see [`FRACTION`].
-    mean: AtomicU32,
+    /// Mean ops of one, see [`FRACTION`].
+    mean_ops: AtomicU32,
+    /// Mean time that one takes.
+    mean_time: AtomicU64,
     /// When the last one ended.
     last: AtomicU64,
-    /// When the window began; [`UNKNOWN`] until the first call that began in it has ended.
-    since: AtomicU64,
-    /// What has ended since.
+    /// The next to end that began in the window is its first, or the first after a pause: from its end on time counts.
+    resumes: AtomicBool,
+    /// Of the window.
     work: AtomicU64,
+    time: AtomicU64,
     count: AtomicU32,
 }
-
-const UNKNOWN: u64 = u64::MAX;
 
 impl Pace {
     /// Of a lane with so many calls at once at most.
@@ -112,12 +115,13 @@ impl Pace {
             window: AtomicU32::new(0),
             stalls: AtomicU32::new(0),
             stuck: AtomicU32::new(0),
-            patience: AtomicU64::new(rules.patience),
             calls: CachePadded::new(Calls {
-                mean: AtomicU32::new(0),
+                mean_ops: AtomicU32::new(0),
+                mean_time: AtomicU64::new(0),
                 last: AtomicU64::new(0),
-                since: AtomicU64::new(UNKNOWN),
+                resumes: AtomicBool::new(true),
                 work: AtomicU64::new(0),
+                time: AtomicU64::new(0),
                 count: AtomicU32::new(0),
             }),
             climb: Mutex::new(Climb::new(most)),
@@ -180,29 +184,40 @@ impl Pace {
             let _ = self.stuck.fetch_update(Relaxed, Relaxed, less);
         }
         let calls = &*self.calls;
-        let last = calls.last.load(Relaxed);
-        calls.last.store(now, Relaxed);
-        let paced = self.paced.load(Relaxed);
-        let part = if paced {
-            self.limit.load(Relaxed)
-        } else {
-            self.most
+        let last = calls.last.swap(now, Relaxed);
+        // What hangs counts as much as what nearly does.
+        let took = now.saturating_sub(call.since).min(self.patience());
+        let mean_time = match calls.mean_time.load(Relaxed) {
+            0 => took,
+            mean => mean - mean / 4 + took / 4,
         };
-        let size =
-            match call.left {
-                true => MOST,
-                // As large as it were with all workers in calls.
-                false => (call.ops as u64 * u64::from(part) / u64::from(self.most))
-                    .min(u64::from(MOST)) as u32,
-            };
-        let mean = calls.mean.load(Relaxed);
+        calls.mean_time.store(mean_time, Relaxed);
+        let paced = self.paced.load(Relaxed);
+        let limit = match paced {
+            true => self.limit.load(Relaxed),
+            false => self.most,
+        };
+        let size = match call.left {
+            true => MOST,
+            // As large as it were with all workers in calls.
+            false => (call.ops as u64 * u64::from(limit) / u64::from(self.most))
+                .min(u64::from(MOST)) as u32,
+        };
+        let mean = calls.mean_ops.load(Relaxed);
         let mean = mean - mean / 4 + (size << FRACTION) / 4;
-        calls.mean.store(mean, Relaxed);
+        calls.mean_ops.store(mean, Relaxed);
         match paced {
             false if mean >= BUSY << FRACTION => self.start(),
             true if mean < CALM << FRACTION => self.open(),
-            true => self.count(call, part, last, now),
-            false => {}
+            true if call.begun.window == self.window.load(Relaxed) => {
+                let pause = mean_time.max(self.rules.window);
+                match call.since.saturating_sub(last) > pause {
+                    // There was nothing to do for a while.
+                    true => calls.resumes.store(true, Relaxed),
+                    false => self.count(call, limit, now.saturating_sub(last)),
+                }
+            }
+            _ => {}
         }
     }
 
@@ -215,76 +230,68 @@ impl Pace {
     }
 
     fn set_limit(&self, limit: u32) {
-        self.limit.store(limit, Relaxed);
-        self.forget();
+        let calls = &*self.calls;
+        if self.limit.swap(limit, Relaxed) != limit {
+            calls.work.store(0, Relaxed);
+            calls.time.store(0, Relaxed);
+            calls.count.store(0, Relaxed);
+        }
+        self.resume();
     }
 
-    /// Begins a window anew.
-    fn forget(&self) {
+    /// What is in progress says nothing about what comes now.
+    fn resume(&self) {
         self.window.fetch_add(1, Relaxed);
-        self.calls.since.store(UNKNOWN, Relaxed);
+        self.calls.resumes.store(true, Relaxed);
     }
 
     #[cold]
     fn open(&self) {
         self.paced.store(false, Relaxed);
-        self.calls.mean.store(0, Relaxed);
-        self.forget();
+        self.calls.mean_ops.store(0, Relaxed);
+        self.resume();
     }
 
-    fn count(&self, call: Ended, limit: u32, last: u64, now: u64) {
+    /// Counts a call that ended so long after the one before.
+    fn count(&self, call: Ended, limit: u32, time: u64) {
         let calls = &*self.calls;
-        if call.begun.window != self.window.load(Relaxed) {
-            return;
-        }
-        if now.saturating_sub(last) > self.patience.load(Relaxed) {
-            // There was nothing to do for a while: such a window says nothing.
-            self.forget();
-            return;
-        }
-        let since = calls.since.load(Relaxed);
-        if since == UNKNOWN {
-            calls.work.store(0, Relaxed);
-            calls.count.store(0, Relaxed);
-            calls.since.store(now, Relaxed);
+        if calls.resumes.load(Relaxed) {
+            calls.resumes.store(false, Relaxed);
             return;
         }
         // In sixteenths of a key.
-        let more = call.ops * 16 + call.bytes / (KEY_BYTES / 16);
-        let work = calls.work.fetch_add(more as u64, Relaxed) + more as u64;
+        let work = call.ops * 16 + call.bytes / (KEY_BYTES / 16);
+        calls.work.fetch_add(work as u64, Relaxed);
+        let time = calls.time.fetch_add(time, Relaxed) + time;
         let count = calls.count.fetch_add(1, Relaxed) + 1;
         // Some calls of each worker: bursts of producers make large ones and small ones take turns.
-        if count >= 2 * limit + 2 && now.saturating_sub(since) >= self.rules.window {
-            self.decide(limit, work, count, since, now);
+        if count >= (limit * 3 / 2 + 1).clamp(4, CALLS) && time >= self.rules.window {
+            self.decide(limit, count);
         }
     }
 
     #[cold]
-    fn decide(&self, limit: u32, work: u64, count: u32, since: u64, now: u64) {
+    fn decide(&self, limit: u32, count: u32) {
         let Ok(mut climb) = self.climb.try_lock() else {
             return;
         };
         let calls = &*self.calls;
-        if calls.since.load(Relaxed) != since || self.limit.load(Relaxed) != limit {
+        if calls.count.load(Relaxed) < count || self.limit.load(Relaxed) != limit {
             return; // Somebody else has just done it.
         }
-        let time = now - since;
-        let mean = time.saturating_mul(limit.into()) / u64::from(count);
-        let patience = (PATIENCE * mean).max(self.rules.patience);
-        self.patience.store(patience, Relaxed);
+        let work = calls.work.swap(0, Relaxed);
+        let time = calls.time.swap(0, Relaxed).max(1);
+        calls.count.store(0, Relaxed);
         let next = climb.next(work as f64 / time as f64);
         if next != limit {
             self.set_limit(next);
-            return;
         }
-        calls.work.store(0, Relaxed);
-        calls.count.store(0, Relaxed);
-        calls.since.store(now, Relaxed);
     }
 
     /// How long the watcher waits between its looks, in ticks.
     pub(crate) fn patience(&self) -> u64 {
-        self.patience.load(Relaxed)
+        let time = self.calls.mean_time.load(Relaxed);
+        time.saturating_mul(PATIENCE).max(self.rules.patience)
     }
 
     /// The watcher's look: opens the lane if no call has ended for long. `holders`: calls in progress.
@@ -305,14 +312,15 @@ impl Pace {
         self.open();
     }
 
-    /// As if it had learned this.
+    /// As if it had learned this, for long, from calls that take so long.
     #[cfg(test)]
-    pub(crate) fn learned(&self, limit: u32) {
+    pub(crate) fn learned(&self, limit: u32, mean_time: u64) {
+        self.calls.mean_time.store(mean_time, Relaxed);
         let mut climb = self.climb.lock().unwrap();
         climb.learned(limit);
         self.set_limit(limit);
         self.paced.store(true, Relaxed);
-        self.calls.mean.store(MOST << FRACTION, Relaxed);
+        self.calls.mean_ops.store(MOST << FRACTION, Relaxed);
     }
 }
 

@@ -17,7 +17,8 @@
 //! # How much
 //! Up to `max_batch` ops and `max_batch_bytes` bytes, from as many sources as it takes, beginning one
 //! further each time. While another worker of the group is idle, no more than `share_bytes`, so that large
-//! values are shared out. An idle lane sends at once what is there; a busy one finds more at each look.
+//! values are shared out. An idle lane sends at once what is there; a busy one finds more at each look. How many workers may be in
+//! calls of one lane at once is learned where much is in flight: see [`crate::pace`].
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -499,9 +500,11 @@ impl Worker {
                 .after_call(outcome, self.permit, overdue, || now);
             let (ops, bytes) = (self.batch.len(), self.batch.bytes());
             let (begun, left) = (self.begun, self.left);
+            let since = self.batch.began().unwrap_or(now);
             lane.pace.end(
                 Ended {
                     begun,
+                    since,
                     ops,
                     bytes,
                     left,

@@ -139,7 +139,7 @@ fn forwarded_values_become_strings() {
 fn every_knob_is_read() {
     let adapter = parse(
         r#"{"type": "null", "num_workers": 62, "per_op_workers": {"delete": 62, "lookup": 1},
-            "moonring": {"max_batch": 4096, "max_batch_bytes": "1 GB", "share_bytes": 1, "ring_depth": 1048576,
+            "moonring": {"max_batch": 4096, "max_batch_bytes": "1 GB", "share_bytes": 1, "adapt": false, "ring_depth": 1048576,
               "max_pairs": 4096, "spin_us": 1000000, "cores": [4, 0, 1023], "busy_poll": true, "max_key": "1MiB",
               "long_keys": 65536, "max_registration": "16MB",
               "timeout_ms": {"delete": 86400000, "lookup": 1}, "quarantine_percent": 100,
@@ -151,6 +151,7 @@ fn every_knob_is_read() {
         .dedicated(OpKind::Lookup, 1)
         .max_batch(4096)
         .max_batch_bytes(1 << 30)
+        .adapt(false)
         .share_bytes(1)
         .ring_depth(1 << 20)
         .max_pairs(4096)
@@ -206,9 +207,10 @@ fn the_documented_defaults() {
             "capacity": 2147483648_u64,
             "lease_ms": 10000,
             "moonring": {
-                "max_batch": 128,
+                "max_batch": 256,
                 "max_batch_bytes": 67108864,
                 "share_bytes": 1048576,
+                "adapt": true,
                 "ring_depth": 4096,
                 "max_pairs": 512,
                 "spin_us": 20,
@@ -238,7 +240,7 @@ fn the_effective_configuration_prints_in_one_order() {
         adapter.effective().to_string(),
         concat!(
             r#"{"type":"memory","num_workers":3,"per_op_workers":{"lookup":1,"store":2},"capacity":67108864,"#,
-            r#""lease_ms":0,"moonring":{"max_batch":128,"max_batch_bytes":67108864,"share_bytes":1048576,"#,
+            r#""lease_ms":0,"moonring":{"max_batch":256,"max_batch_bytes":67108864,"share_bytes":1048576,"adapt":true,"#,
             r#""ring_depth":4096,"max_pairs":512,"spin_us":20,"cores":[1],"busy_poll":false,"max_key":1024,"#,
             r#""long_keys":16,"max_registration":null,"timeout_ms":{"lookup":50,"store":500},"#,
             r#""quarantine_percent":25,"fail_fast_after":5,"fail_fast_ms":500,"setup_timeout":30}}"#
@@ -396,7 +398,7 @@ fn nothing_is_accepted_and_dropped() {
         "unwritten": {"calls": [3], "op": "retrieve"}, "swapped": {"calls": [4], "op": "retrieve"},
         "panics": {"rate": 0.125, "op": "lookup"},
         "moonring": {
-            "max_batch": 13, "max_batch_bytes": 14, "share_bytes": 12, "ring_depth": 16, "max_pairs": 17,
+            "max_batch": 13, "max_batch_bytes": 14, "share_bytes": 12, "adapt": false, "ring_depth": 16, "max_pairs": 17,
             "spin_us": 18, "cores": [19, 20], "busy_poll": true, "max_key": 2100, "long_keys": 22,
             "max_registration": 23, "timeout_ms": {"lookup": 25, "retrieve": 26, "store": 27, "delete": 28},
             "quarantine_percent": 29, "fail_fast_after": 30, "fail_fast_ms": 31, "setup_timeout": 24,

@@ -29,10 +29,14 @@ fn check(json: &str) -> Result<bool, TestCaseError> {
 fn key() -> impl Strategy<Value = String> {
     let names = "type num_workers per_op_workers eviction moonring capacity lease_ms inner seed delay_us \
         delay_ns_per_key delay_ns_per_byte key_error_rate call_error_rate wrong_count flip_bytes unwritten swapped \
-        panics rate calls op lookup retrieve store delete max_batch max_batch_bytes share_bytes ring_depth max_pairs \
-        spin_us cores busy_poll max_key long_keys max_registration setup_timeout protocol local_hostname";
+        panics rate calls op lookup retrieve store delete max_batch max_batch_bytes share_bytes adapt ring_depth \
+        max_pairs spin_us cores busy_poll max_key long_keys max_registration setup_timeout protocol local_hostname";
     let names: Vec<String> = names.split_whitespace().map(str::to_owned).collect();
     prop_oneof![9 => prop::sample::select(names), 1 => any::<String>()]
+}
+
+fn bool() -> BoxedStrategy<String> {
+    any::<bool>().prop_map(|b| b.to_string()).boxed()
 }
 
 fn quoted(text: String) -> String {
@@ -137,10 +141,8 @@ fn valid_json() -> impl Strategy<Value = String> {
         member("max_pairs", number(1..=4096)),
         member("spin_us", number(0..=1_000_000)),
         member("cores", cores.boxed()),
-        member(
-            "busy_poll",
-            any::<bool>().prop_map(|b| b.to_string()).boxed(),
-        ),
+        member("adapt", bool()),
+        member("busy_poll", bool()),
         member("max_key", size(1 << 20)),
         member("long_keys", number(0..=65_536)),
         member("max_registration", size(1 << 50)),

@@ -198,6 +198,10 @@ fn engine_knobs() {
             "moonring.long_keys: got null (want an integer from 0 to 65536)",
         ),
         (
+            r#""adapt": 0"#,
+            "moonring.adapt: got 0 (want true or false)",
+        ),
+        (
             r#""busy_poll": 1"#,
             "moonring.busy_poll: got 1 (want true or false)",
         ),
@@ -307,7 +311,7 @@ fn engine_knobs() {
         ),
         (
             r#""max_bach": 5"#,
-            "moonring.max_bach: unknown key (want max_batch, max_batch_bytes, share_bytes, ring_depth, max_pairs, \
+            "moonring.max_bach: unknown key (want max_batch, max_batch_bytes, share_bytes, adapt, ring_depth, max_pairs, \
              spin_us, cores, busy_poll, max_key, long_keys, max_registration, timeout_ms, quarantine_percent, \
              fail_fast_after, fail_fast_ms, setup_timeout)",
         ),

@@ -89,7 +89,7 @@ pub enum CoreChoice {
 /// | --- | --- | --- | --- |
 /// | `num_workers` | 4 | 1 to 62 | threads of the shared pool, which serves all op kinds without workers of their own |
 /// | `per_op_workers` | none | 1 to 62 each | threads of their own for `lookup`, `retrieve`, `store`, `delete` |
-/// | `max_batch` | 128 | 1 to 4096 | most keys of one store call |
+/// | `max_batch` | 256 | 1 to 4096 | most keys of one store call |
 /// | `max_batch_bytes` | 64 MiB | a size over 0 | most bytes of one store call; a single larger value is a call of its own |
 /// | `share_bytes` | 1 MiB | a size over 0 | a take stops at so many bytes while other workers of the lane are idle, so that large values are shared out; over `max_batch_bytes` it means that |
 /// | `adapt` | true | | each op kind learns, while much is in flight, how many of its workers should be in calls at once, from what their calls bring; false: always as many as there is work for |
@@ -165,7 +165,7 @@ impl Default for EngineConfig {
         Self {
             num_workers: 4,
             per_op_workers: PerOp::default(),
-            max_batch: 128,
+            max_batch: 256,
             max_batch_bytes: 64 << 20,
             share_bytes: 1 << 20,
             adapt: true,

@@ -7,7 +7,7 @@
 /// Windows of rest at most.
 const LONGEST_REST: u32 = 64;
 /// Pairs of windows of a trial at most.
-const PAIRS: usize = 5;
+const PAIRS: usize = 3;
 /// As good as the present limit: enough for a lower one.
 const SAME: f64 = 0.97;
 /// Better than the present limit: what a higher one must be. Apart from `1 / SAME`, so that noise alone moves nothing for long.
@@ -15,7 +15,6 @@ const BETTER: f64 = 1.05;
 /// So clear that a few pairs are enough.
 const CLEARLY_BETTER: f64 = 1.2;
 const CLEARLY_WORSE: f64 = 0.85;
-const FAR_WORSE: f64 = 0.6;
 
 /// See the module's page.
 #[derive(Debug)]
@@ -127,7 +126,7 @@ impl Climb {
         let ratios = &mut self.ratios[..pairs];
         ratios.sort_by(f64::total_cmp);
         let (least, most) = (ratios[0], ratios[pairs - 1]);
-        if (pairs >= 2 && most < CLEARLY_WORSE) || most < FAR_WORSE {
+        if pairs >= 2 && most < CLEARLY_WORSE {
             return Some(false);
         }
         if pairs >= 2 && least > CLEARLY_BETTER {
@@ -149,6 +148,12 @@ impl Climb {
             self.longest = (self.longest * 2).min(LONGEST_REST);
             self.rest = self.longest;
         }
+    }
+
+    /// The limit at which it rests.
+    #[cfg(test)]
+    pub(super) fn best(&self) -> u32 {
+        self.levels[self.at]
     }
 
     /// As if it had been found, for long.

@@ -1,1 +1,388 @@
+//! The pace against stores of which the best limit is known, in a time that is only counted.
 
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use super::*;
+
+/// In ns, as the time of all tests here.
+const RULES: Rules = Rules {
+    window: 10_000_000,
+    patience: 20_000_000,
+};
+const SECOND: u64 = 1_000_000_000;
+
+/// What calls cost.
+#[derive(Clone, Copy, Debug)]
+enum Cost {
+    /// One after the other, whoever makes them.
+    Queue { call: u64, key: u64 },
+    /// Each for itself.
+    Apart { call: u64, key: u64 },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    /// A producer sends so many ops again.
+    Publish {
+        producer: usize,
+        ops: usize,
+    },
+    CallEnds(usize),
+}
+
+struct Call {
+    begun: Begun,
+    since: u64,
+    left: bool,
+    /// Of each producer.
+    ops: Vec<(usize, usize)>,
+    len: usize,
+}
+
+/// A lane, its workers, and producers that send again what was answered.
+struct Sim {
+    pace: Pace,
+    cost: Cost,
+    workers: u32,
+    max_batch: usize,
+    now: u64,
+    free_at: u64,
+    dice: u64,
+    queue: VecDeque<(usize, usize)>,
+    calls: Vec<Option<Call>>,
+    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    events_so_far: u64,
+    done: usize,
+    /// Ends of calls at each limit.
+    at_limit: [u64; 64],
+}
+
+impl Sim {
+    fn new(workers: u32, pace: Pace, cost: Cost, producers: usize, depth: usize) -> Self {
+        let mut sim = Self {
+            pace,
+            cost,
+            workers,
+            max_batch: 256,
+            now: 1,
+            free_at: 0,
+            dice: 7,
+            queue: VecDeque::new(),
+            calls: Vec::new(),
+            events: BinaryHeap::new(),
+            events_so_far: 0,
+            done: 0,
+            at_limit: [0; 64],
+        };
+        for producer in 0..producers {
+            let ops = depth;
+            sim.at(1 + producer as u64, Event::Publish { producer, ops });
+        }
+        sim
+    }
+
+    fn learning(workers: u32, cost: Cost, depth: usize) -> Self {
+        Self::new(workers, Pace::new(workers, RULES), cost, 4, depth)
+    }
+
+    fn at(&mut self, time: u64, event: Event) {
+        self.events_so_far += 1;
+        self.events.push(Reverse((time, self.events_so_far, event)));
+    }
+
+    /// 0.8 to 1.2 times `ns`.
+    fn noisy(&mut self, ns: u64) -> u64 {
+        self.dice = self.dice.wrapping_mul(6364136223846793005).wrapping_add(1);
+        ns * 4 / 5 + ns * 2 / 5 * (self.dice >> 54) / 1024
+    }
+
+    fn holders(&self) -> u32 {
+        self.calls.iter().flatten().count() as u32
+    }
+
+    fn take(&mut self) {
+        while !self.queue.is_empty() && self.holders() < self.workers.min(self.pace.limit(0)) {
+            let begun = self.pace.begin();
+            let (mut ops, mut len) = (Vec::new(), 0);
+            while let Some((producer, n)) = self.queue.pop_front() {
+                let room = n.min(self.max_batch - len);
+                len += room;
+                ops.push((producer, room));
+                if room < n {
+                    self.queue.push_front((producer, n - room));
+                    break;
+                }
+            }
+            let left = !self.queue.is_empty();
+            let ends = match self.cost {
+                Cost::Queue { call, key } => {
+                    let cost = self.noisy(call + key * len as u64);
+                    self.free_at = self.free_at.max(self.now) + cost;
+                    self.free_at
+                }
+                Cost::Apart { call, key } => self.now + self.noisy(call + key * len as u64),
+            };
+            let call = Call {
+                begun,
+                since: self.now,
+                left,
+                ops,
+                len,
+            };
+            let place = self.calls.iter().position(Option::is_none);
+            let place = place.unwrap_or_else(|| {
+                self.calls.push(None);
+                self.calls.len() - 1
+            });
+            self.calls[place] = Some(call);
+            self.at(ends, Event::CallEnds(place));
+        }
+    }
+
+    /// For so many ns. Returns the ops a second.
+    fn run(&mut self, time: u64) -> f64 {
+        let (end, before) = (self.now + time, self.done);
+        self.at_limit = [0; 64];
+        while let Some(&Reverse((at, _, event))) = self.events.peek()
+            && at < end
+        {
+            self.events.pop();
+            self.now = at;
+            match event {
+                Event::Publish { producer, ops } => self.queue.push_back((producer, ops)),
+                Event::CallEnds(place) => {
+                    let call = self.calls[place].take().unwrap();
+                    self.done += call.len;
+                    let limit = self.pace.limit(0).min(self.workers);
+                    self.at_limit[limit as usize] += 1;
+                    let ended = Ended {
+                        begun: call.begun,
+                        since: call.since,
+                        ops: call.len,
+                        bytes: call.len * 4096,
+                        left: call.left,
+                    };
+                    self.pace.end(ended, self.now);
+                    // One producer after the other sees its answers.
+                    for (nth, (producer, ops)) in call.ops.into_iter().enumerate() {
+                        let wakes = self.now + 20_000 * (nth as u64 + 1);
+                        self.at(wakes, Event::Publish { producer, ops });
+                    }
+                }
+            }
+            // What comes at one moment is taken together.
+            let more = self.events.peek();
+            if more.is_none_or(|Reverse((next, ..))| *next > self.now) {
+                self.take();
+            }
+        }
+        self.now = end;
+        (self.done - before) as f64 * SECOND as f64 / time as f64
+    }
+
+    fn best(&self) -> u32 {
+        self.pace.climb.lock().unwrap().best()
+    }
+}
+
+/// Ops a second with no more than so many calls at once, ever.
+fn fixed(workers: u32, limit: u32, cost: Cost, depth: usize) -> f64 {
+    let pace = Pace::new(workers, RULES);
+    pace.learned(limit, 0);
+    Sim::new(workers, pace, cost, 4, depth).run(5 * SECOND)
+}
+
+/// As measured on a loaded Mooncake over loopback.
+const MOONCAKE: Cost = Cost::Queue {
+    call: 2_000_000,
+    key: 71_000,
+};
+
+#[test]
+fn calls_that_share_a_bottleneck_are_made_one_at_a_time() {
+    for (workers, depth) in [(2, 64), (3, 64), (4, 64), (8, 64), (16, 64)] {
+        let mut sim = Sim::learning(workers, MOONCAKE, depth);
+        let began = sim.run(SECOND / 4);
+        sim.run(30 * SECOND);
+        assert_eq!(sim.best(), 1, "{workers} workers");
+        let (learned, best) = (sim.run(60 * SECOND), fixed(workers, 1, MOONCAKE, depth));
+        assert!(
+            learned > 0.96 * best,
+            "{workers} workers: {learned} of {best}"
+        );
+        assert!(
+            learned > 1.05 * began,
+            "{workers} workers: {learned} after {began}"
+        );
+    }
+}
+
+#[test]
+fn calls_that_sleep_side_by_side_are_made_by_all() {
+    let asleep = [
+        Cost::Apart {
+            call: 1_000_000,
+            key: 0,
+        },
+        Cost::Apart {
+            call: 100_000,
+            key: 20_000,
+        },
+    ];
+    for (workers, cost) in [2, 3, 4]
+        .into_iter()
+        .flat_map(|w| asleep.map(|cost| (w, cost)))
+    {
+        let mut sim = Sim::learning(workers, cost, 64);
+        sim.run(20 * SECOND);
+        let learned = sim.run(60 * SECOND);
+        let best = (1..=workers)
+            .map(|limit| fixed(workers, limit, cost, 64))
+            .fold(0.0, f64::max);
+        let least = fixed(workers, 1, cost, 64);
+        assert!(
+            best > 1.3 * least,
+            "{workers} workers, {cost:?}: {best} of {least} is no case"
+        );
+        assert!(
+            learned > 0.95 * best,
+            "{workers} workers, {cost:?}: {learned} of {best}"
+        );
+    }
+}
+
+#[test]
+fn it_follows_a_store_that_changes() {
+    let apart = Cost::Apart {
+        call: 1_000_000,
+        key: 20_000,
+    };
+    let mut sim = Sim::learning(4, MOONCAKE, 64);
+    sim.run(20 * SECOND);
+    for _ in 0..3 {
+        sim.cost = apart;
+        sim.run(20 * SECOND);
+        assert!(
+            sim.run(20 * SECOND) > 0.95 * fixed(4, 4, apart, 64),
+            "{}",
+            sim.best()
+        );
+        sim.cost = MOONCAKE;
+        sim.run(60 * SECOND);
+        assert!(
+            sim.run(20 * SECOND) > 0.95 * fixed(4, 1, MOONCAKE, 64),
+            "{}",
+            sim.best()
+        );
+    }
+}
+
+#[test]
+fn trials_cost_little_once_it_knows() {
+    for cost in [
+        MOONCAKE,
+        Cost::Apart {
+            call: 1_000_000,
+            key: 20_000,
+        },
+    ] {
+        let mut sim = Sim::learning(4, cost, 64);
+        sim.run(30 * SECOND);
+        let best = sim.best() as usize;
+        sim.run(60 * SECOND);
+        let ends: u64 = sim.at_limit.iter().sum();
+        assert!(
+            sim.at_limit[best] * 100 > ends * 85,
+            "{cost:?}: {:?}",
+            &sim.at_limit[..5]
+        );
+    }
+}
+
+#[test]
+fn small_calls_open_the_lane_and_large_ones_pace_it_again() {
+    let pace = Pace::new(3, RULES);
+    let mut now = 1;
+    let mut call = |pace: &Pace, ops, left| {
+        now += 1_000_000;
+        let begun = pace.begin();
+        pace.end(
+            Ended {
+                begun,
+                since: now - 900_000,
+                ops,
+                bytes: 0,
+                left,
+            },
+            now,
+        );
+    };
+    for _ in 0..100 {
+        call(&pace, 7, false);
+        assert_eq!(pace.limit(0), u32::MAX);
+    }
+    (0..4).for_each(|_| call(&pace, 64, false));
+    pace.learned(1, 0);
+    assert_eq!((pace.limit(0), pace.limit(2)), (1, 3));
+    // 13 in each of three calls, had all been free to make them: as many as before.
+    (0..100).for_each(|_| call(&pace, 40, false));
+    assert_eq!(pace.limit(0), 1);
+    // One caller alone.
+    (0..9).for_each(|_| call(&pace, 1, false));
+    assert_eq!(pace.limit(0), u32::MAX);
+    // Large values: few ops, and more of them waiting.
+    (0..4).for_each(|_| call(&pace, 1, true));
+    assert_eq!(pace.limit(0), 1);
+}
+
+#[test]
+fn one_worker_and_a_bound_that_stands_have_nothing_to_learn() {
+    for pace in [Pace::new(1, RULES), Pace::off()] {
+        for now in 1..1000 {
+            let begun = pace.begin();
+            let ended = Ended {
+                begun,
+                since: now,
+                ops: 256,
+                bytes: 0,
+                left: true,
+            };
+            pace.end(ended, now * 1_000_000);
+        }
+        assert!(!pace.learns() && !pace.holds_back() && pace.limit(0) == u32::MAX);
+    }
+}
+
+#[test]
+fn calls_that_hang_do_not_count_until_they_return() {
+    let pace = Pace::new(3, RULES);
+    pace.learned(1, 0);
+    let end = |begun, now| {
+        let ended = Ended {
+            begun,
+            since: now,
+            ops: 64,
+            bytes: 0,
+            left: true,
+        };
+        pace.end(ended, now);
+    };
+    let hangs = pace.begin();
+    end(pace.begin(), 1);
+    // In time, and just so.
+    pace.watch(1, RULES.patience + 1);
+    assert_eq!(pace.limit(0), 1);
+    pace.watch(1, RULES.patience + 2);
+    assert_eq!(pace.limit(0), u32::MAX);
+    // Others go on: it is paced again, beside the one that hangs.
+    (0..4).for_each(|i| end(pace.begin(), RULES.patience + 3 + i));
+    assert_eq!((pace.limit(0), pace.limit(1), pace.limit(2)), (2, 2, 3));
+    end(hangs, RULES.patience + 9);
+    assert_eq!(pace.limit(0), 1);
+    // An idle lane hangs nowhere.
+    pace.watch(0, 3 * RULES.patience);
+    assert_eq!(pace.limit(0), u32::MAX);
+    (0..4).for_each(|i| end(pace.begin(), 3 * RULES.patience + i));
+    assert_eq!(pace.limit(0), 1);
+}

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
 use super::*;
 use crate::store::{
-    CallResult, DeleteBatch, LookupBatch, NullStore, RetrieveBatch, Store, StoreBatch,
+    CallResult, DeleteBatch, LookupBatch, NullStore, RetrieveBatch, SimOptions, SimStore, Store,
+    StoreBatch,
 };
 use crate::{
     ClientError, Done, Engine, EngineConfig, Shutdown, SlotClass, Submission, SubmitError, block_on,
@@ -307,4 +308,113 @@ fn an_engine_dropped_by_a_waker_while_it_dies_does_not_hang() {
     eventually(|| store.closed.load(SeqCst));
     assert_eq!(block_on(first), Err(OpError::StorePanicked.into()));
     assert_eq!(block_on(queued), Err(OpError::ShutDown.into()));
+}
+
+/// Lookups wait at a gate, and the lane has learned to make one call at a time, which take so long on average.
+fn one_at_a_time(mean: Duration) -> (Engine, Arc<SimStore>) {
+    let sim = SimStore::new(Arc::new(NullStore), SimOptions::default()).unwrap();
+    let sim = Arc::new(sim);
+    let engine = Engine::builder(sim.clone()).start().unwrap();
+    let shared = &engine.shared;
+    let lane = &shared.lanes[OpKind::Lookup.index()];
+    let mean = shared.timer.ticks(mean.as_nanos() as u64);
+    lane.pace.learned(1, mean);
+    (engine, sim)
+}
+
+const NEVER_STUCK: Duration = Duration::from_secs(1000);
+const LONG: Duration = Duration::from_secs(50);
+
+#[test]
+fn what_comes_while_the_one_call_goes_on_is_the_next_call() {
+    let (engine, sim) = one_at_a_time(NEVER_STUCK);
+    let gate = sim.gate().close(&[OpKind::Lookup]);
+    let client = engine.client();
+    let first = client.lookup("first");
+    assert!(sim.gate().wait_inside(OpKind::Lookup, 1, LONG));
+    let keys: Vec<_> = (0..20).map(|i| format!("other {i}")).collect();
+    let others: Vec<_> = keys.iter().map(|key| client.lookup(key)).collect();
+    let lane = &engine.shared.lanes[OpKind::Lookup.index()];
+    assert!(lane.is_ready() && !lane.has_work() && !lane.try_hold());
+    drop(gate);
+    assert!(block_on(first).is_ok());
+    for other in others {
+        assert!(block_on(other).is_ok());
+    }
+    let stats = engine.stats();
+    let stats = stats.lane(OpKind::Lookup);
+    assert_eq!((stats.calls, stats.keys), (2, 21));
+}
+
+#[test]
+fn the_one_call_is_over_when_its_answers_are_out() {
+    struct Looks {
+        shared: Arc<Shared>,
+        could_be_held: AtomicUsize,
+    }
+    impl std::task::Wake for Looks {
+        fn wake(self: Arc<Self>) {
+            let lane = &self.shared.lanes[OpKind::Lookup.index()];
+            let free = usize::from(lane.can_be_held());
+            self.could_be_held.store(1 + free, SeqCst);
+        }
+    }
+    for paced in [false, true] {
+        let (engine, sim) = one_at_a_time(NEVER_STUCK);
+        let shared = Arc::clone(&engine.shared);
+        let lane = &shared.lanes[OpKind::Lookup.index()];
+        if !paced {
+            // All that it could take.
+            lane.pace.learned(3, 0);
+            assert!(lane.try_hold() && lane.try_hold());
+        }
+        let gate = sim.gate().close(&[OpKind::Lookup]);
+        let looks = Arc::new(Looks {
+            shared: Arc::clone(&shared),
+            could_be_held: AtomicUsize::new(0),
+        });
+        let client = engine.client();
+        let mut op = Box::pin(client.lookup("key"));
+        let waker = std::task::Waker::from(Arc::clone(&looks));
+        let mut cx = std::task::Context::from_waker(&waker);
+        assert!(op.as_mut().poll(&mut cx).is_pending());
+        drop(gate);
+        eventually(|| looks.could_be_held.load(SeqCst) > 0);
+        assert_eq!(looks.could_be_held.load(SeqCst) == 2, !paced);
+        eventually(|| lane.can_be_held());
+        drop(op);
+    }
+}
+
+/// A call that hangs would otherwise keep all others waiting that come after it.
+#[test]
+fn what_waits_for_the_one_call_goes_on_when_it_hangs() {
+    let (engine, sim) = one_at_a_time(Duration::ZERO);
+    let _gate = sim.gate().close(&[OpKind::Lookup]);
+    let client = engine.client();
+    let mut ops = Vec::new();
+    for (n, key) in [(1, "first"), (2, "second"), (3, "third")] {
+        ops.push(client.lookup(key));
+        assert!(
+            sim.gate().wait_inside(OpKind::Lookup, n, LONG),
+            "call {n}, while all others hang"
+        );
+    }
+}
+
+#[test]
+fn what_waits_for_the_one_call_goes_on_when_it_is_overdue() {
+    let (engine, sim) = one_at_a_time(NEVER_STUCK);
+    let _gate = sim.gate().close(&[OpKind::Lookup]);
+    let mut pair = engine.pair(1).unwrap();
+    let op = Submission::lookup("hangs").timeout(Some(Duration::from_millis(50)));
+    pair.submit(op).unwrap();
+    assert!(sim.gate().wait_inside(OpKind::Lookup, 1, LONG));
+    let client = engine.client();
+    let _op = client.lookup("waits");
+    assert!(sim.gate().wait_inside(OpKind::Lookup, 2, LONG));
+    assert_eq!(
+        engine.health().lanes[OpKind::Lookup.index()].overdue_calls,
+        1
+    );
 }
