@@ -190,7 +190,7 @@ impl Sim {
 fn fixed(workers: u32, limit: u32, cost: Cost, depth: usize) -> f64 {
     let pace = Pace::new(workers, RULES);
     pace.learned(limit, 0);
-    Sim::new(workers, pace, cost, 4, depth).run(5 * SECOND)
+    Sim::new(workers, pace, cost, 4, depth).run(3 * SECOND)
 }
 
 /// As measured on a loaded Mooncake over loopback.
@@ -235,8 +235,8 @@ fn calls_that_sleep_side_by_side_are_made_by_all() {
         .flat_map(|w| asleep.map(|cost| (w, cost)))
     {
         let mut sim = Sim::learning(workers, cost, 64);
-        sim.run(20 * SECOND);
-        let learned = sim.run(60 * SECOND);
+        sim.run(6 * SECOND);
+        let learned = sim.run(12 * SECOND);
         let best = (1..=workers)
             .map(|limit| fixed(workers, limit, cost, 64))
             .fold(0.0, f64::max);
@@ -262,9 +262,9 @@ fn it_follows_a_store_that_changes() {
     sim.run(20 * SECOND);
     for _ in 0..3 {
         sim.cost = apart;
-        sim.run(20 * SECOND);
+        sim.run(6 * SECOND);
         assert!(
-            sim.run(20 * SECOND) > 0.95 * fixed(4, 4, apart, 64),
+            sim.run(6 * SECOND) > 0.95 * fixed(4, 4, apart, 64),
             "{}",
             sim.best()
         );
@@ -288,9 +288,9 @@ fn trials_cost_little_once_it_knows() {
         },
     ] {
         let mut sim = Sim::learning(4, cost, 64);
-        sim.run(30 * SECOND);
+        sim.run(10 * SECOND);
         let best = sim.best() as usize;
-        sim.run(60 * SECOND);
+        sim.run(20 * SECOND);
         let ends: u64 = sim.at_limit.iter().sum();
         assert!(
             sim.at_limit[best] * 100 > ends * 85,
