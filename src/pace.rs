@@ -314,8 +314,9 @@ impl Pace {
 
     /// As if it had learned this, for long, from calls that take so long.
     #[cfg(test)]
-    pub(crate) fn learned(&self, limit: u32, mean_time: u64) {
+    pub(crate) fn learned(&self, limit: u32, mean_time: u64, now: u64) {
         self.calls.mean_time.store(mean_time, Relaxed);
+        self.calls.last.store(now, Relaxed);
         let mut climb = self.climb.lock().unwrap();
         climb.learned(limit);
         self.set_limit(limit);

@@ -189,7 +189,7 @@ impl Sim {
 /// Ops a second with no more than so many calls at once, ever.
 fn fixed(workers: u32, limit: u32, cost: Cost, depth: usize) -> f64 {
     let pace = Pace::new(workers, RULES);
-    pace.learned(limit, 0);
+    pace.learned(limit, 0, 0);
     Sim::new(workers, pace, cost, 4, depth).run(3 * SECOND)
 }
 
@@ -323,7 +323,7 @@ fn small_calls_open_the_lane_and_large_ones_pace_it_again() {
         assert_eq!(pace.limit(0), u32::MAX);
     }
     (0..4).for_each(|_| call(&pace, 64, false));
-    pace.learned(1, 0);
+    pace.learned(1, 0, 0);
     assert_eq!((pace.limit(0), pace.limit(2)), (1, 3));
     // 13 in each of three calls, had all been free to make them: as many as before.
     (0..100).for_each(|_| call(&pace, 40, false));
@@ -357,7 +357,7 @@ fn one_worker_and_a_bound_that_stands_have_nothing_to_learn() {
 #[test]
 fn calls_that_hang_do_not_count_until_they_return() {
     let pace = Pace::new(3, RULES);
-    pace.learned(1, 0);
+    pace.learned(1, 0, 0);
     let end = |begun, now| {
         let ended = Ended {
             begun,

@@ -318,7 +318,7 @@ fn one_at_a_time(mean: Duration) -> (Engine, Arc<SimStore>) {
     let shared = &engine.shared;
     let lane = &shared.lanes[OpKind::Lookup.index()];
     let mean = shared.timer.ticks(mean.as_nanos() as u64);
-    lane.pace.learned(1, mean);
+    lane.pace.learned(1, mean, shared.clock.raw());
     (engine, sim)
 }
 
@@ -365,7 +365,7 @@ fn the_one_call_is_over_when_its_answers_are_out() {
         let lane = &shared.lanes[OpKind::Lookup.index()];
         if !paced {
             // All that it could take.
-            lane.pace.learned(3, 0);
+            lane.pace.learned(3, 0, shared.clock.raw());
             assert!(lane.try_hold() && lane.try_hold());
         }
         let gate = sim.gate().close(&[OpKind::Lookup]);
