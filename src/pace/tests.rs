@@ -328,7 +328,11 @@ fn small_calls_open_the_lane_and_large_ones_pace_it_again() {
     // 13 in each of three calls, had all been free to make them: as many as before.
     (0..100).for_each(|_| call(&pace, 40, false));
     assert_eq!(pace.limit(0), 1);
-    // One caller alone.
+    // 4 in each.
+    (0..20).for_each(|_| call(&pace, 11, false));
+    assert_eq!(pace.limit(0), u32::MAX);
+    // One caller alone, after many.
+    pace.learned(1, 0, 0);
     (0..9).for_each(|_| call(&pace, 1, false));
     assert_eq!(pace.limit(0), u32::MAX);
     // Large values: few ops, and more of them waiting.
