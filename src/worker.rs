@@ -514,7 +514,20 @@ impl Worker {
         }
         self.batch
             .record(op, &engine.clock, self.stats.lane(op), now);
+        let gather_time = match called {
+            true => lane.pace.gather_time(),
+            false => 0,
+        };
+        let queued = match gather_time {
+            0 => 0,
+            _ => self.queued(lane),
+        };
         self.complete(engine);
+        if gather_time > 0 {
+            self.gather(engine, group, lane, gather_time, queued);
+        }
+        self.batch.clear();
+        self.completing = false;
         if holds_back {
             self.let_go(lane);
             // Pairs with the publishers': they see that the lane can be held, or this worker sees next what they have published.
@@ -564,8 +577,35 @@ impl Worker {
         for waker in self.wakers.drain(..) {
             waker.wake();
         }
-        self.batch.clear();
-        self.completing = false;
+    }
+
+    /// How many ops those have queued that the batch's are of. A hint.
+    fn queued(&self, lane: &Lane) -> usize {
+        let queues = |source| match self.pairs.taken(source) {
+            Some(pair) => Class::ALL.map(|class| pair.ring(lane.op, class).ready()),
+            None => Class::ALL.map(|class| lane.queue(class).clients.len()),
+        };
+        let runs = self.batch.runs().iter();
+        runs.flat_map(|run| queues(run.source)).sum()
+    }
+
+    /// Waits until those send again whose ops have just been completed: see [`crate::pace`]. `before`: what they had queued before.
+    #[cold]
+    fn gather(&self, engine: &Shared, group: &Group, lane: &Lane, time: u64, before: usize) {
+        let ops = self.batch.len();
+        let enough = (before + ops).min(engine.config.max_batch);
+        let others = || group.ops.iter().filter(|&&op| op != lane.op);
+        let is_needed = || {
+            let has_work = others().any(|op| engine.lanes[op.index()].has_work());
+            (has_work && !group.has_idle()) || engine.is_closing()
+        };
+        let began = engine.clock.raw();
+        let mut queued = before;
+        while queued < enough && !is_needed() && engine.clock.raw().wrapping_sub(began) < time {
+            std::thread::yield_now();
+            queued = self.queued(lane);
+        }
+        lane.pace.gathered(queued >= enough.min(before + ops / 2));
     }
 
     /// At the end: nothing is queued, and nothing can come.

@@ -2,10 +2,12 @@
 //!
 //! It rests at a limit, then tries another: windows of both in turns (A B B A A B ...), so that what changes meanwhile
 //! changes both. The medians of their ratios decide; fewer calls at once are taken where they bring about as much. Each trial
-//! that changes nothing doubles the rest, so trials cost little; none is the last, so it follows a store that changes.
+//! that changes nothing makes the rest longer, so trials cost little; none is the last, so it follows a store that changes.
 
 /// Windows of rest at most.
-const LONGEST_REST: u32 = 64;
+const LONGEST_REST: u32 = 128;
+/// Each trial that changes nothing makes the rest so many times as long: a few trials, and it has settled.
+const LONGER: u32 = 4;
 /// Pairs of windows of a trial at most.
 const PAIRS: usize = 3;
 /// As good as the present limit: enough for a lower one.
@@ -145,7 +147,7 @@ impl Climb {
     /// Ends a trial, if one goes on: it stays as it was.
     pub(super) fn reject(&mut self) {
         if self.rest == 0 {
-            self.longest = (self.longest * 2).min(LONGEST_REST);
+            self.longest = self.longest.saturating_mul(LONGER).min(LONGEST_REST);
             self.rest = self.longest;
         }
     }

@@ -403,6 +403,39 @@ fn what_waits_for_the_one_call_goes_on_when_it_hangs() {
 }
 
 #[test]
+fn who_sends_again_at_once_is_in_the_next_call() {
+    let (engine, sim) = one_at_a_time(NEVER_STUCK);
+    let gate = sim.gate().close(&[OpKind::Lookup]);
+    let mut pairs = [8, 8].map(|depth| engine.pair(depth).unwrap());
+    let send = |pair: &mut crate::Pair| {
+        let mut batch = pair.batch();
+        for i in 0..8 {
+            batch.push(Submission::lookup(&format!("{i}"))).unwrap();
+        }
+        batch.publish();
+    };
+    send(&mut pairs[0]);
+    assert!(sim.gate().wait_inside(OpKind::Lookup, 1, LONG));
+    send(&mut pairs[1]);
+    drop(gate);
+    let mut answers = 0;
+    eventually(|| {
+        answers += std::iter::from_fn(|| pairs[0].poll()).count();
+        answers == 8
+    });
+    std::thread::sleep(Duration::from_millis(20));
+    send(&mut pairs[0]);
+    for pair in &mut pairs {
+        eventually(|| {
+            while pair.poll().is_some() {}
+            pair.in_flight() == 0
+        });
+    }
+    let stats = engine.stats();
+    assert_eq!(stats.lane(OpKind::Lookup).calls, 2);
+}
+
+#[test]
 fn what_waits_for_the_one_call_goes_on_when_it_is_overdue() {
     let (engine, sim) = one_at_a_time(NEVER_STUCK);
     let _gate = sim.gate().close(&[OpKind::Lookup]);
