@@ -56,9 +56,9 @@ struct Details {
     hand_batched: Vec<Line>,
 }
 
-const PROCEDURE: &str = "the engine first runs unmeasured, for 0.4 of the time of all its rounds; in each round \
-    the engine and all others are measured, one after the other, on the same keys and the same store; each thread has keys of its own; the others call the store itself, keys and buffers laid out \
-    before; ratios are taken within a round";
+const PROCEDURE: &str = "the engine first runs unmeasured, for 0.4 of the time of all its rounds; in each round the engine \
+    and all others are measured, one after the other, on the same keys and the same store; each thread has keys of its \
+    own; the others call the store itself, keys and buffers laid out before; ratios are taken within a round";
 
 /// One contestant.
 #[derive(Clone, Debug, Serialize)]
