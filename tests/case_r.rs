@@ -313,7 +313,7 @@ fn each_id_completes_once_over_10_000_half_failing_batches() {
 
 /// R6: close raced against push; the counter of ops in flight wrapped below 0.
 fn close_raced_against_push(rounds: u64) {
-    let _dog = watchdog_for(Duration::from_secs(60 + rounds / 20));
+    let _dog = watchdog_for(Duration::from_secs(180 + rounds / 20));
     let (accepted, refused) = (AtomicU64::new(0), AtomicU64::new(0));
     for round in 0..rounds {
         let engine = Engine::builder(Arc::new(NullStore)).config(config(1 + round as usize % 2));
