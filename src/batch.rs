@@ -200,12 +200,40 @@ impl Batch {
     }
 
     /// Claims the ends of all ops: from here on none is abandoned. Those that were before leave the batch, for
-    /// [`take_abandoned`](Self::take_abandoned).
-    #[inline]
-    pub(crate) fn end<'t>(&mut self, table_of: impl Fn(usize) -> &'t OpTable) {
+    /// [`take_abandoned`](Self::take_abandoned). Counts how the others ended, and how long they waited and took until `now`.
+    #[inline(always)]
+    pub(crate) fn end<'t>(
+        &mut self,
+        table_of: impl Fn(usize) -> &'t OpTable,
+        kind: OpKind,
+        clock: &quanta::Clock,
+        stats: &LaneRecorder,
+        now: u64,
+    ) {
+        let began = self.began.take();
+        let times = |submitted: u64, n: u64| {
+            if n == 0 {
+                return;
+            }
+            if let Some(began) = began {
+                stats.op_waits(clock.delta_as_nanos(submitted, began), n);
+            }
+            stats.op_totals(clock.delta_as_nanos(submitted, now), n);
+        };
+        // Lookups say 0 or 1, stores 0, 1 or 2; what others say is a length or nothing.
+        let most = match kind {
+            OpKind::Lookup | OpKind::Store => 2,
+            OpKind::Retrieve | OpKind::Delete => 0,
+        };
+        // Ops published together share a time, and most ops end alike.
+        let (mut time, mut n) = (0, 0);
+        let mut ok = [0u64; 3];
+        let mut failed = false;
         for run in &self.runs {
             let ops = table_of(run.source).ops();
             for op in &mut self.ops[run.start..run.end] {
+                // SAFETY: the op is claimed, see `admit`.
+                let submitted = unsafe { (*op.descriptor).submitted };
                 // SAFETY: the op was claimed by `admit`, and is ended only here.
                 if unsafe { ops.end(op.ticket) } == Ended::Abandoned {
                     op.descriptor = std::ptr::null();
@@ -213,11 +241,38 @@ impl Batch {
                         source: run.source,
                         ticket: op.ticket,
                     });
+                    continue;
+                }
+                if submitted != time {
+                    times(time, n);
+                    (time, n) = (submitted, 0);
+                }
+                n += 1;
+                match op.result {
+                    Ok(value) => ok[value.min(most) as usize] += 1,
+                    Err(_) => failed = true,
                 }
             }
         }
+        times(time, n);
         if !self.abandoned.is_empty() {
             self.leave_out_abandoned();
+        }
+        // Results come last: a reader who sees one finds the op's times.
+        if failed {
+            self.count_failed(stats);
+        }
+        for (value, &n) in ok.iter().enumerate() {
+            if n > 0 {
+                stats.result(&Ok(value as u64), n);
+            }
+        }
+    }
+
+    #[cold]
+    fn count_failed(&self, stats: &LaneRecorder) {
+        for op in self.ops.iter().filter(|op| op.result.is_err()) {
+            stats.result(&op.result, 1);
         }
     }
 
@@ -374,62 +429,9 @@ impl Batch {
         }
     }
 
-    /// When the first store call of its ops began, in ticks, until they are [recorded](Self::record).
+    /// When the first store call of its ops began, in ticks, until they are [ended](Self::end).
     pub(crate) fn began(&self) -> Option<u64> {
         self.began
-    }
-
-    /// Counts how the ops ended, and how long they waited and took until `now`. The last step before they are completed.
-    pub(crate) fn record(
-        &mut self,
-        kind: OpKind,
-        clock: &quanta::Clock,
-        stats: &LaneRecorder,
-        now: u64,
-    ) {
-        let began = self.began.take();
-        let times = |submitted: u64, n: u64| {
-            if n == 0 {
-                return;
-            }
-            if let Some(began) = began {
-                stats.op_waits(clock.delta_as_nanos(submitted, began), n);
-            }
-            stats.op_totals(clock.delta_as_nanos(submitted, now), n);
-        };
-        // Ops published together share a time, and most ops end alike.
-        let (mut time, mut n) = (0, 0);
-        let mut ok = [0u64; 3];
-        let mut failed = false;
-        for op in &self.ops {
-            // SAFETY: the op is claimed, see `admit`.
-            let submitted = unsafe { (*op.descriptor).submitted };
-            if submitted != time {
-                times(time, n);
-                (time, n) = (submitted, 0);
-            }
-            n += 1;
-            match &op.result {
-                // Lookups say 0 or 1, stores 0, 1 or 2; what others say is a length or nothing.
-                Ok(value) if matches!(kind, OpKind::Lookup | OpKind::Store) => {
-                    ok[(*value).min(2) as usize] += 1;
-                }
-                Ok(_) => ok[0] += 1,
-                Err(_) => failed = true,
-            }
-        }
-        times(time, n);
-        // Results come last: a reader who sees one finds the op's times.
-        if failed {
-            for op in self.ops.iter().filter(|op| op.result.is_err()) {
-                stats.result(&op.result, 1);
-            }
-        }
-        for (value, &n) in ok.iter().enumerate() {
-            if n > 0 {
-                stats.result(&Ok(value as u64), n);
-            }
-        }
     }
 
     /// Tickets and results of a run.

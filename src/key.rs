@@ -50,44 +50,83 @@ impl KeyHasher {
     }
 }
 
-/// Copies 16 bytes; returns them as two words, and whether one of them is NUL (not 0).
-///
-/// # Safety
-/// 16 readable bytes at `from`, 16 writable ones at `to`.
+/// What has been copied: whether a NUL was among it.
 #[cfg(target_arch = "x86_64")]
-#[inline(always)]
-unsafe fn copy_16(from: *const u8, to: *mut u8) -> ((u64, u64), u32) {
-    use std::arch::x86_64::*;
-    // SAFETY: SSE2 is part of x86_64; the caller vouches for the pointers, which need no alignment here.
-    unsafe {
-        let bytes = _mm_loadu_si128(from.cast());
-        _mm_storeu_si128(to.cast(), bytes);
-        let nul = _mm_movemask_epi8(_mm_cmpeq_epi8(bytes, _mm_setzero_si128()));
-        let words = (from.cast::<u64>(), from.add(8).cast::<u64>());
-        (
-            (words.0.read_unaligned(), words.1.read_unaligned()),
-            nul as u32,
-        )
+#[derive(Clone, Copy)]
+struct Least(std::arch::x86_64::__m128i);
+
+#[cfg(target_arch = "x86_64")]
+impl Least {
+    #[inline(always)]
+    fn new() -> Self {
+        // SAFETY: SSE2 is part of x86_64.
+        Self(unsafe { std::arch::x86_64::_mm_set1_epi8(-1) })
+    }
+
+    /// Copies 16 bytes and returns them as two words.
+    ///
+    /// # Safety
+    /// 16 readable bytes at `from`, 16 writable ones at `to`.
+    #[inline(always)]
+    unsafe fn copy_16(&mut self, from: *const u8, to: *mut u8) -> (u64, u64) {
+        use std::arch::x86_64::*;
+        // SAFETY: SSE2 is part of x86_64; the caller vouches for the pointers, which need no alignment here.
+        unsafe {
+            let bytes = _mm_loadu_si128(from.cast());
+            _mm_storeu_si128(to.cast(), bytes);
+            // The least byte of each column: 0 if and only if one of them is.
+            self.0 = _mm_min_epu8(self.0, bytes);
+            let words = (from.cast::<u64>(), from.add(8).cast::<u64>());
+            (words.0.read_unaligned(), words.1.read_unaligned())
+        }
+    }
+
+    #[inline(always)]
+    fn has_nul(self) -> bool {
+        use std::arch::x86_64::*;
+        // SAFETY: SSE2 is part of x86_64.
+        unsafe { _mm_movemask_epi8(_mm_cmpeq_epi8(self.0, _mm_setzero_si128())) != 0 }
     }
 }
 
 /// As above.
 #[cfg(not(target_arch = "x86_64"))]
-#[inline(always)]
-unsafe fn copy_16(from: *const u8, to: *mut u8) -> ((u64, u64), u32) {
-    const LOW: u64 = u64::from_ne_bytes([0x01; 8]);
-    const HIGH: u64 = u64::from_ne_bytes([0x80; 8]);
-    // Not 0 if and only if a byte of `v` is: a borrow can only start at a zero byte.
-    let nul = |v: u64| v.wrapping_sub(LOW) & !v & HIGH;
-    // SAFETY: the caller vouches for the pointers, which need no alignment here.
-    unsafe {
-        let words = (
-            from.cast::<u64>().read_unaligned(),
-            from.add(8).cast::<u64>().read_unaligned(),
-        );
-        to.cast::<u64>().write_unaligned(words.0);
-        to.add(8).cast::<u64>().write_unaligned(words.1);
-        (words, u32::from(nul(words.0) | nul(words.1) != 0))
+#[derive(Clone, Copy)]
+struct Least(u64);
+
+#[cfg(not(target_arch = "x86_64"))]
+impl Least {
+    #[inline(always)]
+    fn new() -> Self {
+        Self(0)
+    }
+
+    /// As above.
+    ///
+    /// # Safety
+    /// 16 readable bytes at `from`, 16 writable ones at `to`.
+    #[inline(always)]
+    unsafe fn copy_16(&mut self, from: *const u8, to: *mut u8) -> (u64, u64) {
+        const LOW: u64 = u64::from_ne_bytes([0x01; 8]);
+        const HIGH: u64 = u64::from_ne_bytes([0x80; 8]);
+        // Not 0 if and only if a byte of `v` is: a borrow can only start at a zero byte.
+        let nul = |v: u64| v.wrapping_sub(LOW) & !v & HIGH;
+        // SAFETY: the caller vouches for the pointers, which need no alignment here.
+        unsafe {
+            let words = (
+                from.cast::<u64>().read_unaligned(),
+                from.add(8).cast::<u64>().read_unaligned(),
+            );
+            to.cast::<u64>().write_unaligned(words.0);
+            to.add(8).cast::<u64>().write_unaligned(words.1);
+            self.0 |= nul(words.0) | nul(words.1);
+            words
+        }
+    }
+
+    #[inline(always)]
+    fn has_nul(self) -> bool {
+        self.0 != 0
     }
 }
 
@@ -142,7 +181,7 @@ impl KeyPlaces {
         let to = self.bytes[start..start + self.stride][0].with_mut(|p| p);
         let (from, len) = (key.as_ptr(), key.len());
         let mut hash = hasher.seeds[1] ^ len as u64;
-        let mut nul = 0;
+        let mut least = Least::new();
         // SAFETY: `check_len` has bounded the key to `stride - 1` bytes, the slice above has `stride`, cells of bytes lie side
         // by side, and the caller owns the place. Each step stays below `len`, which is 16 at least where steps of 16
         // are made; the last one may overlap the one before.
@@ -150,27 +189,26 @@ impl KeyPlaces {
             if len >= 16 {
                 let last = len - 16;
                 let mut at = 0;
-                while at < last {
-                    let (words, found) = copy_16(from.add(at), to.add(at));
-                    hash = hasher.step(hash, words);
-                    nul |= found;
-                    at += 16;
+                // Two at a time: half the loop.
+                while at + 16 < last {
+                    hash = hasher.step(hash, least.copy_16(from.add(at), to.add(at)));
+                    hash = hasher.step(hash, least.copy_16(from.add(at + 16), to.add(at + 16)));
+                    at += 32;
                 }
-                let (words, found) = copy_16(from.add(last), to.add(last));
-                hash = hasher.step(hash, words);
-                nul |= found;
+                if at < last {
+                    hash = hasher.step(hash, least.copy_16(from.add(at), to.add(at)));
+                }
+                hash = hasher.step(hash, least.copy_16(from.add(last), to.add(last)));
             } else {
                 let mut short = [0xff; 16];
                 let mut copy = [0; 16];
                 short[..len].copy_from_slice(key);
-                let (words, found) = copy_16(short.as_ptr(), copy.as_mut_ptr());
-                hash = hasher.step(hash, words);
-                nul |= found;
+                hash = hasher.step(hash, least.copy_16(short.as_ptr(), copy.as_mut_ptr()));
                 std::ptr::copy_nonoverlapping(from, to, len);
             }
             to.add(len).write(0);
         }
-        if nul != 0 {
+        if least.has_nul() {
             return Err(key.iter().position(|&b| b == 0).unwrap_or(0));
         }
         Ok((to, hash))

@@ -128,12 +128,8 @@ impl Drop for Worker {
         }
         if !self.batch.is_empty() && !self.completing {
             self.batch.fail_all(OpError::StorePanicked);
-            let stats = Arc::clone(&self.stats);
-            let op = self.batch_op;
-            self.end(&engine);
+            self.end(&engine, self.batch_op, engine.clock.raw());
             self.release(&engine);
-            self.batch
-                .record(op, &engine.clock, stats.lane(op), engine.clock.raw());
             self.complete(&engine);
         }
     }
@@ -407,9 +403,7 @@ impl Worker {
             while let Some(late) = self.batch.take_late() {
                 engine.expire(Submitter::Clients, late.ticket, &mut self.wakers);
                 // Their owners don't wait for the others' call.
-                for waker in self.wakers.drain(..) {
-                    waker.wake();
-                }
+                self.wake();
             }
             return !left || !self.words.is_empty();
         }
@@ -493,27 +487,20 @@ impl Worker {
         #[cfg(test)]
         tests::die_if_told(engine);
         let outcome = self.batch.outcome();
-        self.end(engine);
+        let ended = Ended {
+            begun: self.begun,
+            since: self.batch.began().unwrap_or(now),
+            ops: self.batch.len(),
+            bytes: self.batch.bytes(),
+            left: self.left,
+        };
+        self.end(engine, op, now);
         let overdue = self.batch.has_abandoned() && self.release(engine);
         if called {
             lane.circuit
                 .after_call(outcome, self.permit, overdue, || now);
-            let (ops, bytes) = (self.batch.len(), self.batch.bytes());
-            let (begun, left) = (self.begun, self.left);
-            let since = self.batch.began().unwrap_or(now);
-            lane.pace.end(
-                Ended {
-                    begun,
-                    since,
-                    ops,
-                    bytes,
-                    left,
-                },
-                now,
-            );
+            lane.pace.end(ended, now);
         }
-        self.batch
-            .record(op, &engine.clock, self.stats.lane(op), now);
         let gather_time = match called {
             true => lane.pace.gather_time(),
             false => 0,
@@ -548,13 +535,16 @@ impl Worker {
         overdue
     }
 
-    /// Claims the ends of the batch's ops.
-    fn end(&mut self, engine: &Shared) {
+    /// Claims the ends of the batch's ops, and counts them.
+    #[inline]
+    fn end(&mut self, engine: &Shared, op: OpKind, now: u64) {
         let pairs = &self.pairs;
-        self.batch.end(|source| match pairs.taken(source) {
+        let table_of = |source| match pairs.taken(source) {
             Some(pair) => &pair.table,
             None => &engine.clients.table,
-        });
+        };
+        let stats = self.stats.lane(op);
+        self.batch.end(table_of, op, &engine.clock, stats, now);
         self.completing = true;
     }
 
@@ -574,6 +564,13 @@ impl Worker {
                 pair.notify(engine);
             }
         }
+        if !self.wakers.is_empty() {
+            self.wake();
+        }
+    }
+
+    /// Wakes those whose ops were completed.
+    fn wake(&mut self) {
         for waker in self.wakers.drain(..) {
             waker.wake();
         }

@@ -480,14 +480,9 @@ impl<T> Taker<'_, T> {
         // Two stretches, before and behind the ring's end, that are copied as a whole.
         let (at, len) = (chunk.at & chunk.places.mask, chunk.len());
         let first = len.min(chunk.places.mask + 1 - at);
-        for (from, n) in [(at, first), (0, len - first)] {
-            // SAFETY: neither stretch goes beyond the places.
-            let stretch = unsafe { slice::from_raw_parts(chunk.places.first.add(from), n) };
-            out.extend(stretch.iter().map(|place| {
-                // SAFETY: places from head to tail hold published values, and the producer keeps off until the chunk is
-                // dropped. `T` is `Copy`: reading takes nothing away.
-                place.with(|p| unsafe { (*p).assume_init() })
-            }));
+        chunk.copy_into(out, at, first);
+        if first < len {
+            chunk.copy_into(out, 0, len - first);
         }
     }
 
@@ -532,6 +527,20 @@ pub struct Chunk<'a, T> {
     released: &'a mut usize,
     at: usize,
     end: usize,
+}
+
+impl<T: Copy> Chunk<'_, T> {
+    /// Copies a stretch of places that are this chunk's, and not beyond the ring's end.
+    #[inline(always)]
+    fn copy_into(&self, out: &mut Vec<T>, from: usize, n: usize) {
+        // SAFETY: the stretch does not go beyond the places.
+        let stretch = unsafe { slice::from_raw_parts(self.places.first.add(from), n) };
+        out.extend(stretch.iter().map(|place| {
+            // SAFETY: places from head to tail hold published values, and the producer keeps off until the chunk is
+            // dropped. `T` is `Copy`: reading takes nothing away.
+            place.with(|p| unsafe { (*p).assume_init() })
+        }));
+    }
 }
 
 impl<T> Chunk<'_, T> {
