@@ -145,6 +145,7 @@ impl Batch {
     /// whose time is up go to [`late`](Self::take_late).
     ///
     /// The words must be tickets of `table`, and no more than the batch has room for.
+    #[inline(always)]
     pub(crate) fn admit(
         &mut self,
         source: usize,
@@ -237,10 +238,8 @@ impl Batch {
                 // SAFETY: the op was claimed by `admit`, and is ended only here.
                 if unsafe { ops.end(op.ticket) } == Ended::Abandoned {
                     op.descriptor = std::ptr::null();
-                    self.abandoned.push(Abandoned {
-                        source: run.source,
-                        ticket: op.ticket,
-                    });
+                    let (source, ticket) = (run.source, op.ticket);
+                    self.abandoned.push(Abandoned { source, ticket });
                     continue;
                 }
                 if submitted != time {
@@ -309,6 +308,7 @@ impl Batch {
     }
 
     /// Executes the ops; afterwards each has its result. Returns when the last store call returned, in ticks.
+    #[inline]
     pub(crate) fn execute(
         &mut self,
         kind: OpKind,
@@ -316,17 +316,32 @@ impl Batch {
         clock: &quanta::Clock,
         stats: &LaneRecorder,
     ) -> u64 {
-        self.later.clear();
-        let mut ended = self.pass(kind, store, clock, stats, 0..self.ops.len() as u32);
-        while !self.later.is_empty() {
-            // Rare: equal keys that can't be folded. Each round settles at least the first of them.
+        let ended = self.pass(kind, store, clock, stats, 0..self.ops.len() as u32);
+        match self.later.is_empty() {
+            true => ended,
+            false => self.execute_later(kind, store, clock, stats),
+        }
+    }
+
+    /// Rare: equal keys that can't be folded. Each round settles at least the first of them.
+    #[cold]
+    fn execute_later(
+        &mut self,
+        kind: OpKind,
+        store: &dyn Store,
+        clock: &quanta::Clock,
+        stats: &LaneRecorder,
+    ) -> u64 {
+        loop {
             std::mem::swap(&mut self.later, &mut self.now);
             self.later.clear();
             let now = std::mem::take(&mut self.now);
-            ended = self.pass(kind, store, clock, stats, now.iter().copied());
+            let ended = self.pass(kind, store, clock, stats, now.iter().copied());
             self.now = now;
+            if self.later.is_empty() {
+                return ended;
+            }
         }
-        ended
     }
 
     /// One store call for those of `todo` that can share it; the others go to `later`.
@@ -342,6 +357,7 @@ impl Batch {
         self.call.clear();
         self.callers.clear();
         let mut force = None;
+        let alone = todo.len() == 1;
         for i in todo.clone() {
             // SAFETY: the op is claimed, see `admit`.
             let d = unsafe { &*self.ops[i as usize].descriptor };
@@ -349,6 +365,8 @@ impl Batch {
                 && *force.get_or_insert(d.flags() & FORCE) != d.flags() & FORCE;
             let place = match waits {
                 true => LATER,
+                // One alone has no equal.
+                false if alone => self.call.lead(kind, i, d),
                 false => self.call.place(kind, i, d, &self.ops),
             };
             self.ops[i as usize].place = place;
@@ -462,7 +480,7 @@ impl Call {
     }
 
     /// Finds the op's place: a new one, that of an equal key, or [`LATER`].
-    #[inline]
+    #[inline(always)]
     fn place(&mut self, kind: OpKind, index: u32, d: &Descriptor, ops: &[Op]) -> u32 {
         let new = self.len;
         let equal = self.seen.find_or_insert(d.hash, new as u32, |place| {
@@ -471,15 +489,7 @@ impl Call {
             leader.hash == d.hash && key_of(leader) == key_of(d)
         });
         let Some(place) = equal else {
-            self.len += 1;
-            self.keys[new] = d.key.cast();
-            self.key_lens[new] = d.key_len as usize;
-            if matches!(kind, OpKind::Retrieve | OpKind::Store) {
-                self.bufs[new] = d.buf;
-                self.buf_lens[new] = d.len();
-            }
-            self.leaders[new] = index;
-            return new as u32;
+            return self.lead(kind, index, d);
         };
         let at = place as usize;
         match kind {
@@ -496,7 +506,23 @@ impl Call {
         place
     }
 
+    /// A new place for the op, whose buffer is the key's.
+    #[inline(always)]
+    fn lead(&mut self, kind: OpKind, index: u32, d: &Descriptor) -> u32 {
+        let new = self.len;
+        self.len += 1;
+        self.keys[new] = d.key.cast();
+        self.key_lens[new] = d.key_len as usize;
+        if matches!(kind, OpKind::Retrieve | OpKind::Store) {
+            self.bufs[new] = d.buf;
+            self.buf_lens[new] = d.len();
+        }
+        self.leaders[new] = index;
+        new as u32
+    }
+
     /// The store call. A panic of the store is an answer like others.
+    #[inline(always)]
     fn run(&mut self, kind: OpKind, store: &dyn Store, force: bool) -> CallResult {
         let n = self.len;
         self.results[..n].fill(UNSET);

@@ -39,10 +39,17 @@ pub(crate) enum Outcome {
 impl Outcome {
     /// Of results that are not none.
     #[inline]
-    pub(crate) fn of<'a>(mut results: impl Iterator<Item = &'a RawResult> + Clone) -> Self {
-        // Mostly the first one answers.
-        let mut all = results.clone();
-        match all.any(is_answer) {
+    pub(crate) fn of<'a>(results: impl Iterator<Item = &'a RawResult> + Clone) -> Self {
+        match results.clone().next() {
+            // Mostly.
+            Some(Ok(_)) => Outcome::Answered,
+            _ => Self::of_all(results),
+        }
+    }
+
+    #[cold]
+    fn of_all<'a>(mut results: impl Iterator<Item = &'a RawResult> + Clone) -> Self {
+        match results.clone().any(is_answer) {
             true => Outcome::Answered,
             false if results.all(is_transport) => Outcome::Unreachable,
             false => Outcome::Failed,

@@ -263,7 +263,11 @@ impl Queue {
     /// Whether any source is ready.
     #[inline]
     pub(crate) fn is_ready(&self) -> bool {
-        (0..self.words()).any(|word| self.ready_word(word) != 0)
+        let words = self.ready.iter().take(self.words());
+        // Acquire as in `ready_word`.
+        words
+            .map(|word| word.load(Ordering::Acquire))
+            .any(|bits| bits != 0)
     }
 }
 

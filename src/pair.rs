@@ -552,11 +552,11 @@ impl Pair {
     /// Shows what was staged in the rings given (a bit each).
     #[inline]
     fn publish(&mut self, rings: u8) {
-        let (mut staged, mut left) = (rings, 0);
+        let (mut staged, mut left) = (rings, rings);
         while staged != 0 {
-            let ring = staged.trailing_zeros();
+            let ring = staged.trailing_zeros() as usize;
             staged &= staged - 1;
-            left |= u8::from(self.producers[ring as usize].publish() > 0) << ring;
+            self.producers[ring].publish();
         }
         publish_fence();
         if self.soonest != NEVER {
@@ -765,7 +765,12 @@ impl Drop for Pair {
             unsafe { ManuallyDrop::drop(&mut self.owner) };
             return;
         }
-        self.publish(u8::MAX);
+        // Of a batch that was leaked.
+        let mut rings = 0;
+        for (ring, producer) in self.producers.iter_mut().enumerate() {
+            rings |= u8::from(producer.publish() > 0) << ring;
+        }
+        self.publish(rings);
         // Nobody arms it any more: who sleeps on it must not sleep for ever.
         if let Some(event) = self.shared.event.get() {
             notify::signal(event);

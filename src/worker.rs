@@ -548,6 +548,7 @@ impl Worker {
         self.completing = true;
     }
 
+    #[inline]
     fn complete(&mut self, engine: &Shared) {
         for &run in self.batch.runs() {
             let ends = self.batch.ends(run);

@@ -471,7 +471,7 @@ impl<T> Taker<'_, T> {
     }
 
     /// Takes up to `n` values to the end of `out`, and gives their places back together.
-    #[inline]
+    #[inline(always)]
     pub fn take_into(&mut self, out: &mut Vec<T>, n: usize)
     where
         T: Copy,
