@@ -301,7 +301,7 @@ impl Circuit {
     }
 
     /// For the engine's health.
-    pub(crate) fn look(&self) -> LaneHealth {
+    pub(crate) fn look(&self, queued: usize) -> LaneHealth {
         LaneHealth {
             open: match self.state.load(Ordering::Relaxed) {
                 CLOSED => None,
@@ -314,6 +314,7 @@ impl Circuit {
             opened: self.opened.load(Ordering::Relaxed),
             in_use: self.answered.load(Ordering::Relaxed)
                 || self.failed.load(Ordering::Relaxed) > 0,
+            queued,
         }
     }
 }
@@ -334,6 +335,8 @@ pub struct LaneHealth {
     pub opened: u64,
     /// It has made calls.
     pub in_use: bool,
+    /// Entries that wait in its rings, now: ops, and those that ended there before a worker came. 0 in a forked child.
+    pub queued: usize,
 }
 
 #[cfg(test)]
@@ -385,7 +388,7 @@ mod tests {
             Permit::Probe
         );
         assert!(!circuit.is_open() && circuit.refuses(3001).is_none());
-        assert_eq!(circuit.look().opened, 1);
+        assert_eq!(circuit.look(0).opened, 1);
         // So does one that fails, but not on the way.
         for now in 4000..4003 {
             call(&circuit, Outcome::Unreachable, false, now);
@@ -405,7 +408,7 @@ mod tests {
         circuit.remove_overdue();
         circuit.after_call(Outcome::Answered, Permit::Call(64), true, || 4);
         assert!(!circuit.is_open());
-        assert_eq!(circuit.look().batch_bound, 32);
+        assert_eq!(circuit.look(0).batch_bound, 32);
     }
 
     #[test]
@@ -425,7 +428,7 @@ mod tests {
         let circuit = Circuit::new(RULES);
         let bound = |overdue| {
             call(&circuit, Outcome::Answered, overdue, 0);
-            circuit.look().batch_bound
+            circuit.look(0).batch_bound
         };
         assert_eq!([true; 8].map(bound), [32, 16, 8, 4, 2, 1, 1, 1]);
         assert_eq!([false; 7].map(bound), [2, 4, 8, 16, 32, 64, 64]);
@@ -439,7 +442,7 @@ mod tests {
             circuit.add_overdue(now);
         }
         assert_eq!(circuit.permit(false, || 0), Permit::Call(64));
-        assert_eq!(circuit.look().failed_calls, 100);
+        assert_eq!(circuit.look(0).failed_calls, 100);
     }
 
     #[test]

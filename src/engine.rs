@@ -231,6 +231,18 @@ impl Shared {
         }
     }
 
+    /// Entries in the rings of an op kind. A hint.
+    pub(crate) fn queued(&self, op: OpKind) -> usize {
+        // They are the parent's; and the pairs' lock may have been taken when the child was made.
+        if self.is_forked() {
+            return 0;
+        }
+        let pairs = self.pairs.all();
+        let of_pairs = pairs.iter().map(|pair| pair.queued(op)).sum::<usize>();
+        let queues = self.lanes[op.index()].queues.iter();
+        of_pairs + queues.map(|queue| queue.clients.len()).sum::<usize>()
+    }
+
     /// When the time of an op is up, in ticks.
     #[inline]
     pub(crate) fn deadline(&self, op: OpKind, timeout: u64, submitted: u64) -> u64 {

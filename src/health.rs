@@ -51,7 +51,7 @@ pub struct Health {
 
 impl Health {
     pub(crate) fn of(engine: &Shared) -> Self {
-        let lanes = OpKind::ALL.map(|op| engine.lanes[op.index()].circuit.look());
+        let lanes = OpKind::ALL.map(|op| engine.lanes[op.index()].circuit.look(engine.queued(op)));
         let quarantined = engine.quarantine.ops() as u64;
         let mut reasons = Vec::new();
         if engine.is_closing() {

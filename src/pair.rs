@@ -96,6 +96,14 @@ impl PairShared {
         &self.rings[ring_of(op, class)]
     }
 
+    /// Entries in its rings of an op kind. A hint.
+    pub(crate) fn queued(&self, op: OpKind) -> usize {
+        Class::ALL
+            .map(|class| self.ring(op, class).ready())
+            .iter()
+            .sum()
+    }
+
     /// Ops accepted since the pair was made.
     pub(crate) fn accepted(&self) -> u64 {
         self.accepted.load(Ordering::Relaxed)
@@ -339,7 +347,7 @@ pub enum Cancel {
     Abandoned,
     /// A store call has it; it ends as the call does.
     Running,
-    /// It has ended already, or is none of this pair.
+    /// It has ended already.
     Ended,
     /// This is a forked child: the pair's ops end in its parent.
     Forked,
@@ -591,12 +599,14 @@ impl Pair {
     }
 
     /// Cancels an op of this pair. What is said of it comes as a completion, as always.
+    ///
+    /// The ticket must be one of this pair's: pairs number their ops alike, and another's may name one of these.
     pub fn cancel(&mut self, ticket: Ticket, running: IfRunning) -> Cancel {
         if self.engine.is_forked() {
             return Cancel::Forked;
         }
         let cell = self.owner.cells.get(ticket.index() as usize);
-        // A ticket of another pair is none here.
+        // A ticket of an op that is long gone is none here.
         if cell.is_none_or(|cell| cell.ticket != ticket) {
             return Cancel::Ended;
         }

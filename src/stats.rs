@@ -18,7 +18,6 @@ mod code;
 mod count;
 mod lane;
 mod latency;
-#[allow(dead_code)] // the worker's, which is not written yet
 mod recorder;
 
 use std::sync::Arc;
@@ -31,7 +30,6 @@ pub use code::CODE_NAMES;
 pub use hdrhistogram::Histogram;
 pub use lane::LaneStats;
 pub use latency::{HIGHEST_NS, latency_histogram, summary_us};
-#[allow(unused_imports)] // the worker's, which is not written yet
 pub(crate) use recorder::{LaneRecorder, WorkerRecorder, collect};
 
 /// A snapshot of all counts. See the [module's page](self).
@@ -67,7 +65,6 @@ pub struct EngineCounts {
 }
 
 /// The submitters' side of a snapshot, for [`Stats::read`].
-#[allow(dead_code)] // the engine's, which is not written yet
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Intake {
     pub(crate) accepted: u64,
@@ -91,7 +88,6 @@ impl Stats {
     /// ```text
     /// submitter: accepted += 1 ─ publish (release) ─▶ worker: take (acquire) ─ result (release) ─▶ reader: results ─ accepted
     /// ```
-    #[allow(dead_code)] // the engine's, which is not written yet
     pub(crate) fn read(workers: &[Arc<WorkerRecorder>], intake: impl FnOnce() -> Intake) -> Self {
         let (lanes, intake) = collect(workers, intake);
         let completed = lanes.iter().map(LaneStats::completed).sum();

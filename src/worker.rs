@@ -580,11 +580,11 @@ impl Worker {
     /// How many ops those have queued that the batch's are of. A hint.
     fn queued(&self, lane: &Lane) -> usize {
         let queues = |source| match self.pairs.taken(source) {
-            Some(pair) => Class::ALL.map(|class| pair.ring(lane.op, class).ready()),
-            None => Class::ALL.map(|class| lane.queue(class).clients.len()),
+            Some(pair) => pair.queued(lane.op),
+            None => lane.queues.iter().map(|queue| queue.clients.len()).sum(),
         };
         let runs = self.batch.runs().iter();
-        runs.flat_map(|run| queues(run.source)).sum()
+        runs.map(|run| queues(run.source)).sum()
     }
 
     /// Waits until those send again whose ops have just been completed: see [`crate::pace`]. `before`: what they had queued before.

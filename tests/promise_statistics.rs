@@ -272,3 +272,21 @@ fn folded_bytes_and_moved_bytes_are_told_apart() {
     );
     assert_eq!((lane.bytes, lane.folded_bytes), (1000, 2000));
 }
+
+#[test]
+fn what_is_queued_is_a_gauge_of_its_kind() {
+    let (engine, mut drivers) = Engine::builder(memory())
+        .start_by_hand()
+        .expect("a memory store");
+    let queued = || engine.health().lanes.map(|lane| lane.queued);
+    let mut pair = engine.pair(8).unwrap();
+    let client = engine.client();
+    assert_eq!(queued(), [0; 4]);
+    submit(&mut pair, Submission::lookup("a"));
+    submit(&mut pair, Submission::lookup("b").background());
+    submit(&mut pair, Submission::delete("c"));
+    let _op = client.lookup("d");
+    assert_eq!(queued(), [3, 0, 0, 1]);
+    while drivers[0].poll_once() {}
+    assert_eq!(queued(), [0; 4]);
+}
