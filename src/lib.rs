@@ -74,6 +74,8 @@ mod clients;
 pub mod config;
 mod engine;
 mod error;
+#[cfg(test)]
+mod error_docs;
 mod exit;
 mod fork;
 mod future;
