@@ -85,6 +85,8 @@ mod key;
 mod lane;
 mod live;
 mod memory;
+#[cfg(feature = "prometheus")]
+pub mod metrics;
 mod notify;
 mod op;
 mod pace;
@@ -95,6 +97,8 @@ mod region;
 mod shutdown;
 mod signals;
 mod slot;
+#[cfg(feature = "spans")]
+mod spans;
 mod start;
 pub mod stats;
 pub mod store;
