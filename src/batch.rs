@@ -531,6 +531,8 @@ impl Call {
         let keys =
             unsafe { Keys::new(&self.keys[..n], &self.key_lens[..n], &mut self.results[..n]) };
         let (bufs, lens) = (&self.bufs[..n], &self.buf_lens[..n]);
+        #[cfg(feature = "spans")]
+        let span = crate::spans::store_call(kind, n, lens);
         let call = AssertUnwindSafe(|| match kind {
             OpKind::Lookup => store.batch_exists(&mut LookupBatch { keys }),
             OpKind::Retrieve => {
@@ -544,10 +546,13 @@ impl Call {
             }
             OpKind::Delete => store.batch_remove(&mut DeleteBatch::new(keys, force)),
         });
-        catch_unwind(call).unwrap_or_else(|payload| {
+        let result = catch_unwind(call).unwrap_or_else(|payload| {
             drop_quietly(payload);
             Err(OpError::StorePanicked)
-        })
+        });
+        #[cfg(feature = "spans")]
+        crate::spans::returned(span, &result);
+        result
     }
 }
 
