@@ -24,18 +24,30 @@ use tokio::sync::oneshot;
 
 const CONCURRENT: usize = 64;
 
+/// A buffer that the store was given.
+struct Seen {
+    op: OpKind,
+    key: Vec<u8>,
+    address: usize,
+    len: usize,
+}
+
 /// A memory store that writes down where the bytes of each key were taken from and put to.
 struct Spy {
     inner: MemoryStore,
-    seen: Mutex<Vec<(OpKind, Vec<u8>, usize, usize)>>,
+    seen: Mutex<Vec<Seen>>,
 }
 
 impl Spy {
     fn see(&self, op: OpKind, key: &[u8], address: usize, len: usize) {
-        self.seen
-            .lock()
-            .unwrap()
-            .push((op, key.to_vec(), address, len));
+        let key = key.to_vec();
+        let seen = Seen {
+            op,
+            key,
+            address,
+            len,
+        };
+        self.seen.lock().unwrap().push(seen);
     }
 }
 
@@ -216,7 +228,13 @@ impl Host {
             .unwrap();
         assert_eq!((shutdown.in_flight, stats.engine.in_flight), (0, 0));
         let mut bytes = HashMap::new();
-        for (op, key, address, len) in self.spy.seen.lock().unwrap().iter() {
+        for seen in self.spy.seen.lock().unwrap().iter() {
+            let Seen {
+                op,
+                key,
+                address,
+                len,
+            } = seen;
             // The store was given a slot itself, as long as a block.
             assert!(
                 self.slots.contains(address),
