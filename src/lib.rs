@@ -34,7 +34,13 @@
 //! - A [`Pair`] is one thread's own rings: [`submit`](Pair::submit) or [`batch`](Pair::batch), then [`poll`](Pair::poll),
 //!   [`wait`](Pair::wait), or an [`event_fd`](Pair::event_fd) in the host's own loop.
 //! - A [`Client`] is for tasks: futures without a runtime, many keys at once, and [`blocking`](Client::blocking) twins.
-//! - [`Stats`] are read without making a worker wait.
+//! - [`Stats`] are read without making a worker wait, and so is [`Engine::health`]; with the feature `prometheus` they are
+//!   metrics, with `spans` each store call is a `tracing` span.
+//! - What can go wrong has a type for each kind of call: [`StartError`], [`SubmitError`], [`OpError`], [`WaitError`], [`ShutdownError`].
+//! - [`Engine::shutdown`] ends it, and tells what it could not free.
+//!
+//! The repository has hosts of every kind as examples (a hot loop, epoll, `AsyncFd`, axum, threads), and guides: `docs/embedding.md`,
+//! `docs/operating.md`, `docs/configuration.md`, `docs/errors.md`.
 //!
 //! ```
 //! use std::sync::Arc;
