@@ -4,11 +4,12 @@
 //! keys of 101 bytes. What the caller itself does (a submission, the look at what came back) is part of it.
 //!
 //! `cargo bench --bench instructions` counts all, prints a table and fails where a bar is missed; `-- NAME..` counts those whose
-//! names contain one of the words. The profile of each stays in `target/instructions/`; look at it by function or by line with
+//! names contain one of the words, `-- --functions` also says which functions it was. The profile of each stays in `target/instructions/`; look at it by function or by line with
 //! `callgrind_annotate` (the bench profile has line tables, so that inlined code is found under its own file).
 
+use std::collections::HashMap;
 use std::hint::black_box;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::pin::Pin;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
@@ -177,8 +178,8 @@ fn client_many(burst: usize) {
     });
 }
 
-/// Counts a case in a process of its own. Instructions per op, and where the profile lies.
-fn run(name: &str, dir: &Path) -> Result<(f64, PathBuf), String> {
+/// Counts a case in a process of its own. Instructions per op, and the profile.
+fn run(name: &str, dir: &Path) -> Result<(f64, String), String> {
     let out = dir.join(format!("{name}.callgrind"));
     let this = std::env::current_exe().map_err(|e| e.to_string())?;
     let run = Command::new("valgrind")
@@ -201,7 +202,42 @@ fn run(name: &str, dir: &Path) -> Result<(f64, PathBuf), String> {
         .and_then(|t| t.trim().parse().ok())
         .filter(|&t| t > 0.0)
         .ok_or("callgrind counted nothing: it did not see the function's name")?;
-    Ok((totals / COUNTED as f64, out))
+    Ok((totals / COUNTED as f64, profile))
+}
+
+/// What each function itself took, with all that was inlined into it; the most first.
+fn functions(profile: &str) -> Vec<(String, f64)> {
+    let (mut names, mut costs) = (HashMap::new(), HashMap::<String, u64>::new());
+    let (mut current, mut of_call) = (String::new(), false);
+    // A name stands behind its number the first time.
+    let mut name = |text: &str| {
+        let (number, name) = text.split_once(' ').unwrap_or((text, ""));
+        if !name.is_empty() {
+            names.insert(number.to_owned(), name.to_owned());
+        }
+        names.get(number).cloned().unwrap_or_default()
+    };
+    for line in profile.lines() {
+        if let Some(text) = line.strip_prefix("fn=") {
+            current = name(text);
+        } else if let Some(text) = line.strip_prefix("cfn=") {
+            name(text);
+        } else if line.starts_with("calls=") {
+            of_call = true;
+        } else if line.starts_with(|c: char| c.is_ascii_digit() || "+-*".contains(c)) {
+            // The line behind `calls=` is what the callee took.
+            if !std::mem::take(&mut of_call) {
+                let cost = line.split(' ').nth(2).and_then(|c| c.parse().ok());
+                *costs.entry(current.clone()).or_default() += cost.unwrap_or(0);
+            }
+        }
+    }
+    let mut costs: Vec<_> = costs
+        .into_iter()
+        .map(|(name, cost)| (name, cost as f64 / COUNTED as f64))
+        .collect();
+    costs.sort_by(|a, b| b.1.total_cmp(&a.1));
+    costs
 }
 
 fn main() -> ExitCode {
@@ -212,6 +248,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let words: Vec<_> = std::env::args().skip(1).collect();
+    let by_function = words.iter().any(|w| w == "--functions");
     let words: Vec<_> = words.iter().filter(|w| !w.starts_with('-')).collect();
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/instructions");
     if let Err(error) = std::fs::create_dir_all(&dir) {
@@ -227,8 +264,8 @@ fn main() -> ExitCode {
         if !words.is_empty() && !words.iter().any(|word| name.contains(word.as_str())) {
             continue;
         }
-        let per_op = match run(name, &dir) {
-            Ok((per_op, _)) => per_op,
+        let (per_op, profile) = match run(name, &dir) {
+            Ok(counted) => counted,
             Err(error) => {
                 eprintln!("{name}: {error}");
                 return ExitCode::FAILURE;
@@ -245,6 +282,11 @@ fn main() -> ExitCode {
         };
         missed |= verdict == "missed";
         println!("{name:<18} {per_op:>10.1} {must:>8} {aim:>6}  {verdict}");
+        if by_function {
+            for (function, cost) in functions(&profile).iter().take(14) {
+                println!("{cost:>29.1} {function}");
+            }
+        }
     }
     println!("profiles: {}/NAME.callgrind", dir.display());
     match missed {
