@@ -1,0 +1,155 @@
+//! The engine's sides of the comparisons: a pair, and a client's tasks on a current-thread runtime.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crossbeam_utils::CachePadded;
+use moonring::config::CoreChoice;
+use moonring::store::NullStore;
+use moonring::{Client, Engine, EngineConfig, OpKind, Pair, Submission};
+
+use crate::measure::{Side, Turn, interruptions, pin};
+
+/// An engine over the null store with so many workers for lookups, the first pinned as told.
+pub fn engine(workers: usize, core: Option<usize>) -> Engine {
+    let mut config = EngineConfig::default().dedicated(OpKind::Lookup, workers);
+    // No shared pool, whose workers would come first in the list of cores. They sleep throughout.
+    for op in [OpKind::Retrieve, OpKind::Store, OpKind::Delete] {
+        config = config.dedicated(op, 1);
+    }
+    let cores = core.map_or(CoreChoice::None, |core| CoreChoice::List(vec![core]));
+    Engine::builder(Arc::new(NullStore))
+        .config(config.cores(cores))
+        .start()
+        .expect("the null store needs nothing")
+}
+
+pub struct OnPair<'k> {
+    pub pair: Pair,
+    keys: &'k [String],
+    next: usize,
+}
+
+impl<'k> OnPair<'k> {
+    pub fn new(engine: &Engine, keys: &'k [String], depth: usize) -> Self {
+        Self {
+            pair: engine.pair(depth).expect("there are few pairs"),
+            keys,
+            next: 0,
+        }
+    }
+}
+
+impl Side for OnPair<'_> {
+    fn room(&self) -> usize {
+        self.pair.credits()
+    }
+
+    fn submit(&mut self, n: usize) {
+        let mut batch = self.pair.batch();
+        for _ in 0..n {
+            let key = &self.keys[self.next % self.keys.len()];
+            let pushed = batch.push(Submission::lookup(key).user_data(self.next as u64));
+            assert!(pushed.is_ok());
+            self.next += 1;
+        }
+    }
+
+    fn reap(&mut self) -> usize {
+        let mut n = 0;
+        while let Some(completion) = self.pair.poll() {
+            std::hint::black_box(completion.user_data);
+            assert!(completion.result.is_ok());
+            n += 1;
+        }
+        n
+    }
+}
+
+/// So many tasks on tokio's current-thread runtime, each with lookups of `burst` keys one after the other; ops per second.
+pub fn tasks(
+    client: &Client,
+    keys: &'static [String],
+    tasks: usize,
+    burst: usize,
+    turn: Duration,
+) -> Turn {
+    let runtime = tokio::runtime::Builder::new_current_thread().build();
+    let runtime = runtime.expect("a runtime without drivers");
+    let (done, stop) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
+    let local = tokio::task::LocalSet::new();
+    let before = interruptions();
+    let started = Instant::now();
+    for task in 0..tasks {
+        let (client, done, stop) = (client.clone(), Rc::clone(&done), Rc::clone(&stop));
+        local.spawn_local(async move {
+            let mut next = task * burst;
+            let mut there = Vec::with_capacity(burst);
+            while !stop.get() {
+                let at = next % keys.len();
+                next += tasks * burst;
+                if burst == 1 {
+                    assert_eq!(client.lookup(&keys[at]).await, Ok(true));
+                } else {
+                    client.lookup_many(&keys[at..at + burst], &mut there).await;
+                    assert!(there.iter().all(|is| *is == Ok(true)));
+                }
+                done.set(done.get() + burst as u64);
+                if done.get() % 2048 == 0 && started.elapsed() >= turn {
+                    stop.set(true);
+                }
+            }
+        });
+    }
+    runtime.block_on(local);
+    let value = done.get() as f64 / started.elapsed().as_secs_f64();
+    let calm = interruptions() == before;
+    Turn { value, calm }
+}
+
+/// A ping-pong of two threads over two cache lines: the other one's side, until this is dropped.
+pub struct PingPong {
+    lines: Arc<Lines>,
+    turn: u64,
+}
+
+#[derive(Default)]
+struct Lines {
+    ping: CachePadded<AtomicU64>,
+    pong: CachePadded<AtomicU64>,
+    stop: AtomicBool,
+}
+
+impl PingPong {
+    pub fn new(core: Option<usize>) -> Self {
+        let lines = Arc::new(Lines::default());
+        let other = Arc::clone(&lines);
+        std::thread::spawn(move || {
+            pin(core);
+            let mut seen = 0;
+            while !other.stop.load(Ordering::Relaxed) {
+                let ping = other.ping.load(Ordering::Acquire);
+                if ping != seen {
+                    seen = ping;
+                    other.pong.store(ping, Ordering::Release);
+                }
+            }
+        });
+        Self { lines, turn: 0 }
+    }
+
+    pub fn round_trip(&mut self) {
+        self.turn += 1;
+        self.lines.ping.store(self.turn, Ordering::Release);
+        while self.lines.pong.load(Ordering::Acquire) != self.turn {}
+    }
+}
+
+impl Drop for PingPong {
+    fn drop(&mut self) {
+        self.lines.stop.store(true, Ordering::Relaxed);
+    }
+}
