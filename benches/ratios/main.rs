@@ -246,6 +246,20 @@ const ROWS: &[Row] = &[
     },
 ];
 
+/// Nanoseconds of a ping-pong between the two cores up to which they are near, as those were for which the bars are meant.
+const NEAR: f64 = 200.0;
+
+/// Nanoseconds of a ping-pong between the two cores that are used.
+fn distance() -> f64 {
+    let (first, last) = (core(Core::First), core(Core::Last));
+    let measure = move || {
+        pin(last);
+        let mut other = PingPong::new(first);
+        round_trips(3_000, || other.round_trip()).value
+    };
+    std::thread::spawn(measure).join().unwrap_or(f64::NAN)
+}
+
 /// From one lookup to the next, beside the stores: longer than workers spin.
 const PACE: Duration = Duration::from_micros(200);
 
@@ -391,6 +405,13 @@ fn beside_stores(mut effort: Effort, own_worker: bool, one_pipe: bool, pace: Dur
     )
 }
 
+fn bar(ratio: f64) -> String {
+    match ratio.is_nan() {
+        true => String::new(),
+        false => ratio.to_string(),
+    }
+}
+
 /// A rate in millions of ops a second, or a time in microseconds.
 fn figure(row: &Row, value: f64) -> String {
     match row.unit {
@@ -432,10 +453,23 @@ fn main() -> ExitCode {
         if !words.is_empty() && !words.iter().any(named) {
             continue;
         }
-        // On a thread of its own, that may pin itself.
-        let outcome = std::thread::spawn(move || (row.run)(effort)).join();
-        let Ok(outcome) = outcome else {
-            return ExitCode::FAILURE;
+        // A virtual machine's cores may lie near each other on the host or not, and may move.
+        let patience = Instant::now() + effort.limit * 8;
+        let (outcome, distance) = loop {
+            let before = distance();
+            if before > NEAR && !quick && Instant::now() < patience {
+                std::thread::sleep(Duration::from_millis(500));
+                continue;
+            }
+            // On a thread of its own, that may pin itself.
+            let outcome = std::thread::spawn(move || (row.run)(effort)).join();
+            let Ok(outcome) = outcome else {
+                return ExitCode::FAILURE;
+            };
+            let distance = distance().max(before);
+            if distance <= NEAR || quick || Instant::now() >= patience {
+                break (outcome, distance);
+            }
         };
         let ratio = outcome.ratio;
         let (must, aim, verdict) = match row.bar {
@@ -458,19 +492,23 @@ fn main() -> ExitCode {
         if verdict == "MISSED" || !is_rival {
             missed.push(row.what);
         }
-        let busy = match outcome.disturbed {
-            0.0 => String::new(),
-            share => format!(" (busy machine: {:.0} % disturbed)", share * 100.0),
-        };
+        let mut note = String::new();
+        if outcome.disturbed > 0.0 {
+            let share = outcome.disturbed * 100.0;
+            note += &format!("; busy machine: {share:.0} % of the turns disturbed");
+        }
+        if distance > NEAR {
+            note += &format!("; cores {distance:.0} ns from each other and back");
+        }
         println!(
-            "{:<53} | {:<30} | {:>6.2} ({:.2} to {:.2}) | {:<7} | {:<6} | {:>10}, {:>10} | {verdict}{busy}",
+            "{:<53} | {:<30} | {:>6.2} ({:.2} to {:.2}) | {:<7} | {:<6} | {:>10}, {:>10} | {verdict}{note}",
             row.what,
             row.against,
             ratio.median,
             ratio.low,
             ratio.high,
-            must,
-            aim,
+            bar(must),
+            bar(aim),
             figure(row, outcome.ours.median),
             figure(row, outcome.theirs.median),
         );
