@@ -1,18 +1,24 @@
-//! `moonring bench`: one op kind, in a closed loop.
+//! `moonring bench`: one op kind, in a closed loop or at a rate.
 
 mod compare;
 mod plan;
 mod producer;
 mod report;
 mod rounds;
+mod schedule;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
 use moonring::{INLINE_KEY, OpKind, Stats};
 
 use crate::cli::{Failure, PathKind};
+use crate::interrupt;
 use crate::keys::random_salt;
+use crate::record::book::{Book, Books};
+use crate::record::{self, Position, Progress, RecordArgs, Recorded};
 use crate::session::{self, JsonOut, Need, Session};
 use crate::table;
 use compare::Compared;
@@ -54,6 +60,10 @@ pub struct BenchArgs {
     /// Ops in flight of each producer
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
     depth: u32,
+    /// Start N ops a second, over all producers, whether or not earlier ones have ended (an open loop); latencies are then also
+    /// told from when an op was due, corrected for coordinated omission
+    #[arg(long, value_name = "N", value_parser = rate, conflicts_with = "compare", allow_negative_numbers = true)]
+    rate: Option<f64>,
     /// Measure beside the engine, in the same run: one call per key, and batches made by hand
     #[arg(long, conflicts_with = "ops")]
     compare: bool,
@@ -67,8 +77,10 @@ pub struct BenchArgs {
     #[arg(long, value_name = "SIZE", value_parser = session::size)]
     region_bytes: Option<u64>,
     /// Write the report as JSON; - is standard output
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
     json: Option<PathBuf>,
+    #[command(flatten)]
+    record: RecordArgs,
 }
 
 /// What a bench measures.
@@ -91,6 +103,13 @@ fn seconds(text: &str) -> Result<f64, String> {
         // Beyond a year a Duration from now is no time to wait for.
         Ok(seconds) if seconds > 0.0 && seconds <= 31_557_600.0 => Ok(seconds),
         _ => Err("must be a number of seconds over 0".into()),
+    }
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(rate) if (0.001..=1e9).contains(&rate) => Ok(rate),
+        _ => Err("must be a number of ops a second, from 0.001 to 1e9".into()),
     }
 }
 
@@ -171,6 +190,9 @@ impl BenchOp {
     }
 }
 
+/// How long is measured unless told otherwise.
+const DEFAULT_SECONDS: f64 = 5.0;
+
 /// Also what is leased, and what an earlier run on the store has left.
 const DELETE_ALL: Phase = Phase::Pass {
     op: OpKind::Delete,
@@ -236,20 +258,40 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     };
     let session = Session::start(&adapter, &need, args.region_bytes)?;
     let json = JsonOut::open(args.json.as_deref())?;
+    let mut outputs = args.record.outputs()?;
 
-    let producers = keys.into_iter().map(|keys| producer(args, &session, keys));
-    let producers = producers.collect::<Result<Vec<_>, _>>()?;
+    let producers = |books: &Books| {
+        let producers = keys
+            .into_iter()
+            .map(|keys| producer(args, &session, keys, books.book()));
+        producers.collect::<Result<Vec<_>, _>>()
+    };
     // A store that moves no bytes gives none back.
     let keeps = !session::is_null(&adapter);
     let mut results = match compared {
         None => {
             let verify = keeps && matches!(args.op, BenchOp::Retrieve | BenchOp::Store);
-            Results::of_rounds(rounds::drive(args, &session, producers, verify))
+            let progress = progress(args);
+            let interval = Duration::from_secs_f64(args.record.interval);
+            interrupt::listen();
+            let (driven, recorded) = record::watched(
+                &session.engine,
+                interval,
+                &mut outputs,
+                &progress,
+                |watch| {
+                    let producers = producers(watch.books())?;
+                    Ok(rounds::drive(args, watch, producers, verify))
+                },
+            );
+            progress.bar.finish_and_clear();
+            Results::of_rounds(driven?, recorded)
         }
         Some(op) => {
             let lend = |_| session.slots.as_ref()?.lend(args.value_bytes as usize);
             let slots = (0..rivals_slots).map(lend).collect::<Option<Vec<_>>>();
             let slots = slots.ok_or_else(|| Failure::run("the pool has too few slots"))?;
+            let producers = producers(&Books::default())?;
             let compared = compare::drive(args, op, &session, producers, slots, keeps);
             Results::of_comparison(compared, &session)
         }
@@ -263,6 +305,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     }
     let report = Report::new(args, &adapter, &results, &last);
     json.write(&report, &report.text(&results))?;
+    outputs.write_hgrm(results.recorded.histograms())?;
     let all = results.all();
     if all.failed > 0 {
         eprintln!(
@@ -271,9 +314,16 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
             table::count(all.ops)
         );
     }
+    if all.unstarted > 0 {
+        eprintln!(
+            "moonring: warning: {} ops were due and not started when the time was over: this is more than it can do at --rate, or \
+             --depth is too small",
+            table::count(all.unstarted)
+        );
+    }
     match results.errors.into_iter().next() {
         Some(error) => Err(Failure::run(error)),
-        None => shut_down,
+        None => shut_down.and_then(|()| interrupt::ended()),
     }
 }
 
@@ -283,7 +333,7 @@ struct Results {
     /// Values read back through the engine.
     verified: Counts,
     /// Of the measured time.
-    stats: Stats,
+    recorded: Recorded,
     compared: Option<Compared>,
     /// Why the run did not go well, a line each.
     errors: Vec<String>,
@@ -291,16 +341,18 @@ struct Results {
 
 impl Results {
     fn of_rounds(
-        (measured, verified, stats): (Result<Measured, String>, rounds::Verified, Stats),
+        (measured, verified): (Result<Measured, String>, rounds::Verified),
+        mut recorded: Recorded,
     ) -> Self {
         let errors = [measured.as_ref().err(), verified.as_ref().err()];
         let mut errors: Vec<_> = errors.into_iter().flatten().cloned().collect();
         // A producer that failed tells it in both.
         errors.dedup();
+        errors.extend(recorded.error.take());
         Self {
             measured: measured.unwrap_or_default(),
             verified: verified.unwrap_or_default(),
-            stats,
+            recorded,
             compared: None,
             errors,
         }
@@ -311,14 +363,14 @@ impl Results {
             Ok(outcome) => Self {
                 measured: outcome.measured,
                 verified: outcome.verified,
-                stats: outcome.stats,
+                recorded: unwatched(outcome.stats),
                 errors: outcome.compared.error().into_iter().collect(),
                 compared: Some(outcome.compared),
             },
             Err(error) => Self {
                 measured: Measured::default(),
                 verified: Counts::default(),
-                stats: session.engine.stats(),
+                recorded: unwatched(session.engine.stats()),
                 compared: None,
                 errors: vec![error],
             },
@@ -337,6 +389,39 @@ impl Results {
     /// Values with wrong bytes, whoever read them.
     fn corrupt(&self) -> u64 {
         self.all().corrupt + self.verified.corrupt
+    }
+}
+
+/// Rounds of a comparison are not recorded over time.
+fn unwatched(stats: Stats) -> Recorded {
+    Recorded {
+        stats,
+        ..Recorded::default()
+    }
+}
+
+/// A bar on a terminal, nothing elsewhere: of the ops or of the time.
+fn progress(args: &BenchArgs) -> Progress {
+    let (length, template, position): (_, _, Position) = match args.ops {
+        Some(ops) => (
+            ops,
+            "{bar:40} {human_pos}/{human_len} ops, {eta} left",
+            |_, ops| ops,
+        ),
+        None => (
+            (args.seconds.unwrap_or(DEFAULT_SECONDS) * 1e3) as u64,
+            "{bar:40} {percent} %, {eta} left",
+            |time, _| u64::try_from(time.as_millis()).unwrap_or(u64::MAX),
+        ),
+    };
+    let bar = ProgressBar::new(length);
+    let bar = match ProgressStyle::with_template(template) {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    };
+    Progress {
+        bar,
+        position: Some(position),
     }
 }
 
@@ -364,7 +449,12 @@ fn values(args: &BenchArgs) -> Values {
     }
 }
 
-fn producer(args: &BenchArgs, session: &Session, keys: Keys) -> Result<Producer, Failure> {
+fn producer(
+    args: &BenchArgs,
+    session: &Session,
+    keys: Keys,
+    book: Book,
+) -> Result<Producer, Failure> {
     let depth = args.depth as usize;
     let slots = session.slots.as_ref();
     let hand = |number| {
@@ -384,5 +474,6 @@ fn producer(args: &BenchArgs, session: &Session, keys: Keys) -> Result<Producer,
         hands: (0..depth).map(hand).collect(),
         keys,
         values: values(args),
+        book,
     })
 }

@@ -63,6 +63,8 @@ pub struct Counts {
     pub bytes: u64,
     /// Values with wrong bytes, in [`Phase::Verify`].
     pub corrupt: u64,
+    /// Ops of an open loop that were due when the time was over, and not started.
+    pub unstarted: u64,
 }
 
 impl Counts {
@@ -72,6 +74,7 @@ impl Counts {
         self.failed += other.failed;
         self.bytes += other.bytes;
         self.corrupt += other.corrupt;
+        self.unstarted += other.unstarted;
     }
 }
 

@@ -9,12 +9,20 @@ use serde_json::Value;
 
 use super::compare::Compared;
 use super::{BenchArgs, Results};
+use crate::interrupt;
+use crate::record::book::{Latencies, Series};
+use crate::record::{Sample, lanes_json};
 use crate::session;
 use crate::table::{self, Table};
 
 /// The JSON of a bench.
 #[derive(Debug, Serialize)]
 pub struct Report {
+    /// Which JSON this is.
+    schema: &'static str,
+    began_unix_s: Option<f64>,
+    /// By Ctrl-C: the rest covers what was done before.
+    interrupted: bool,
     op: &'static str,
     path: &'static str,
     /// What was done, in words.
@@ -25,12 +33,16 @@ pub struct Report {
     key_bytes: u32,
     value_bytes: u64,
     max_batch: usize,
+    /// Ops a second that were to be started; null: a closed loop.
+    rate: Option<f64>,
     /// The effective configuration.
     l2_adapter: Value,
     /// Measured ops that completed.
     ops: u64,
     /// Of those, the ones that did not do their work.
     failed_ops: u64,
+    /// Ops that were due when the time was over, and not started.
+    unstarted_ops: u64,
     rounds: u64,
     /// Measured time.
     wall_s: f64,
@@ -44,6 +56,8 @@ pub struct Report {
     lanes: Value,
     /// Over the whole life of the engine.
     engine: Value,
+    /// The run over time; empty with `--compare`.
+    intervals: Vec<Sample>,
     /// Only with `--compare`.
     #[serde(flatten)]
     compared: Option<Compared>,
@@ -57,7 +71,7 @@ impl Report {
         let Results {
             measured,
             verified,
-            stats,
+            recorded,
             compared,
             errors,
         } = results;
@@ -65,6 +79,9 @@ impl Report {
         let per_s = |n: u64| if wall_s > 0.0 { n as f64 / wall_s } else { 0.0 };
         let counts = &measured.counts;
         Self {
+            schema: "moonring.bench/1",
+            began_unix_s: recorded.began_unix_s,
+            interrupted: interrupt::pressed(),
             op: args.op.name(),
             path: args.path.name(),
             procedure: args.op.procedure(),
@@ -74,17 +91,20 @@ impl Report {
             key_bytes: args.key_bytes,
             value_bytes: args.value_bytes,
             max_batch: adapter.engine.max_batch,
+            rate: args.rate,
             l2_adapter: adapter.effective(),
             ops: counts.ops,
             failed_ops: counts.failed,
+            unstarted_ops: counts.unstarted,
             rounds: measured.rounds,
             wall_s,
             ops_per_s: per_s(counts.ops),
             gbytes_per_s: per_s(counts.bytes) / 1e9,
             verified_values: verified.ops - verified.failed,
             corrupt_values: results.corrupt(),
-            lanes: session::stats_json(stats).0,
+            lanes: lanes_json(&recorded.stats, &recorded.callers),
             engine: session::stats_json(last).1,
+            intervals: recorded.samples.clone(),
             compared: compared.clone(),
             errors: errors.clone(),
         }
@@ -111,6 +131,10 @@ impl Report {
         let mut row = |name: &str, value: String| counts.row([name.to_owned(), value]);
         row("ops", table::count(self.ops));
         row("failed ops", table::count(self.failed_ops));
+        if let Some(rate) = self.rate {
+            row("asked for", format!("{} ops/s", table::count(rate as u64)));
+            row("not started in time", table::count(self.unstarted_ops));
+        }
         row("rounds", table::count(self.rounds));
         row("time", format!("{:.2} s", self.wall_s));
         row("ops/s", table::count(self.ops_per_s as u64));
@@ -119,11 +143,36 @@ impl Report {
         row("corrupt values", table::count(self.corrupt_values));
         text.push_str(&counts.text());
         text.push('\n');
-        text.push_str(&session::lanes_table(&results.stats));
+        text.push_str(&session::lanes_table(&results.recorded.stats));
+        text.push_str(&callers_table(&results.recorded.callers));
         if let Some(compared) = &self.compared {
             text.push('\n');
             text.push_str(&compared.text());
         }
         text
+    }
+}
+
+/// Latencies as the callers see them; in an open loop also from when ops were due.
+fn callers_table(callers: &Latencies) -> String {
+    let mut rows = Table::new(&["the caller's", "p50", "p90", "p99", "p99.9", "max"]);
+    let mut any = false;
+    for series in Series::all() {
+        let name = match series {
+            Series::Caller(op) => format!("{op}, from submit"),
+            Series::Corrected(op) => format!("{op}, from when it was due"),
+            Series::Request => continue,
+        };
+        let Some(histogram) = callers.get(series).filter(|h| !h.is_empty()) else {
+            continue;
+        };
+        let times = [0.5, 0.9, 0.99, 0.999, 1.0]
+            .map(|q| table::micros(histogram.value_at_quantile(q) as f64 / 1e3));
+        rows.row([name].into_iter().chain(times));
+        any = true;
+    }
+    match any {
+        true => format!("\n{}", rows.text()),
+        false => String::new(),
     }
 }

@@ -10,12 +10,12 @@ use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use moonring::Stats;
-
 use super::plan::{Counts, Phase};
 use super::producer::{Limit, Producer};
-use super::{BenchArgs, BenchOp, DELETE_ALL};
-use crate::session::Session;
+use super::schedule::Schedule;
+use super::{BenchArgs, DEFAULT_SECONDS, DELETE_ALL};
+use crate::interrupt;
+use crate::record::Watch;
 
 /// Where main thread and producers meet between the parts of a round.
 struct Meeting {
@@ -49,14 +49,13 @@ pub struct Measured {
 /// What one producer found when the clock had stopped.
 pub type Verified = Result<Counts, String>;
 
-/// Runs all producers through their rounds. The statistics are those of the time between the first round's
-/// beginning and the last one's end.
+/// Runs all producers through their rounds, watched from the first round's beginning to the last one's end.
 pub fn drive(
     args: &BenchArgs,
-    session: &Session,
+    watch: &Watch<'_>,
     producers: Vec<Producer>,
     verify: bool,
-) -> (Result<Measured, String>, Verified, Stats) {
+) -> (Result<Measured, String>, Verified) {
     let n = producers.len() as u64;
     let meeting = Meeting {
         barrier: Barrier::new(producers.len() + 1),
@@ -74,10 +73,15 @@ pub fn drive(
             .zip(producers)
             .map(|(i, producer)| {
                 let (meeting, quota) = (&meeting, quota(i));
-                scope.spawn(move || produce(args.op, producer, quota, verify, meeting))
+                let course = Course {
+                    args,
+                    number: i,
+                    verify,
+                };
+                scope.spawn(move || produce(&course, producer, quota, meeting))
             })
             .collect();
-        let (measured, stats) = measure(args, session, &meeting);
+        let measured = measure(args, watch, &meeting);
         let mut verified = Ok(Counts::default());
         for thread in threads {
             let found = thread
@@ -91,7 +95,7 @@ pub fn drive(
                 (Err(error), _) | (_, Err(error)) => Err(error),
             };
         }
-        (measured, verified, stats)
+        (measured, verified)
     })
 }
 
@@ -102,22 +106,17 @@ fn share(whole: u64, i: u64, n: u64) -> u64 {
 }
 
 /// The main thread's side: the clock, and when it is enough.
-fn measure(
-    args: &BenchArgs,
-    session: &Session,
-    meeting: &Meeting,
-) -> (Result<Measured, String>, Stats) {
+fn measure(args: &BenchArgs, watch: &Watch<'_>, meeting: &Meeting) -> Result<Measured, String> {
     let all = args
         .ops
         .is_none()
-        .then(|| Duration::from_secs_f64(args.seconds.unwrap_or(5.0)));
+        .then(|| Duration::from_secs_f64(args.seconds.unwrap_or(DEFAULT_SECONDS)));
     let mut measured = Measured::default();
     let mut failed = None;
-    let mut before = None;
     loop {
         // All have set up.
         meeting.barrier.wait();
-        before.get_or_insert_with(|| session.engine.stats());
+        watch.begin();
         *lock(&meeting.time_left) = all.map(|all| all.saturating_sub(measured.time));
         // They measure.
         meeting.barrier.wait();
@@ -144,31 +143,44 @@ fn measure(
             None => measured.counts.ops >= args.ops.unwrap_or(0),
         };
         // A round without an op would repeat for ever.
-        let over = enough || failed.is_some() || ops == 0;
+        let over = enough || failed.is_some() || ops == 0 || interrupt::pressed();
         // Relaxed: the barrier orders it.
         meeting.over.store(over, Ordering::Relaxed);
         if over {
-            let stats = session.engine.stats();
-            let stats = before.map_or_else(|| stats.clone(), |before| stats.since(&before));
+            watch.end();
             meeting.barrier.wait();
-            return (failed.map_or(Ok(measured), Err), stats);
+            return failed.map_or(Ok(measured), Err);
         }
         meeting.barrier.wait();
     }
 }
 
+/// What a producer is to do.
+struct Course<'a> {
+    args: &'a BenchArgs,
+    /// Which producer it is.
+    number: u64,
+    /// Values are read back in the end.
+    verify: bool,
+}
+
 /// A producer's side. After a failure it does nothing more, but comes to every meeting.
 fn produce(
-    op: BenchOp,
+    course: &Course<'_>,
     mut producer: Producer,
     mut quota: u64,
-    verify: bool,
     meeting: &Meeting,
 ) -> Verified {
+    let Course {
+        args,
+        number,
+        verify,
+    } = *course;
+    let op = args.op;
     let mut set_up = producer.run(DELETE_ALL, Limit::NONE).map(drop);
     loop {
         if set_up.is_ok() {
-            let before = producer.run(op.before(), Limit::NONE);
+            let before = producer.run(op.before(), Limit::STOPPABLE);
             set_up = before.and_then(|counts| match (op.before(), counts.failed) {
                 // What is to be deleted need not be there.
                 (DELETE_ALL, _) | (_, 0) => Ok(()),
@@ -180,9 +192,19 @@ fn produce(
         let time_left = *lock(&meeting.time_left);
         let began = Instant::now();
         let until = time_left.map(|left| began + left);
+        let schedule = args
+            .rate
+            .map(|rate| Schedule::new(began, rate, number, args.producers.into()));
+        let limit = Limit {
+            ops: quota,
+            until,
+            schedule,
+            stoppable: true,
+            timed: true,
+        };
         let counts = set_up
             .clone()
-            .and_then(|()| producer.run(op.measured(), Limit { ops: quota, until }));
+            .and_then(|()| producer.run(op.measured(), limit));
         let ended = Instant::now();
         if let Ok(counts) = &counts {
             quota = quota.saturating_sub(counts.ops);
@@ -200,8 +222,8 @@ fn produce(
     }
     set_up?;
     let mut verified = Counts::default();
-    if verify {
-        verified = producer.run(Phase::Verify, Limit::NONE)?;
+    if verify && !interrupt::pressed() {
+        verified = producer.run(Phase::Verify, Limit::STOPPABLE)?;
     }
     // The store may be shared, and outlive us.
     producer.run(DELETE_ALL, Limit::NONE)?;

@@ -1,9 +1,8 @@
 //! Requests over clients: all of them are futures on one thread.
 
 use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::{self, Thread};
+use std::task::{Context, Poll};
+use std::thread;
 
 use futures_util::Stream;
 use futures_util::stream::FuturesUnordered;
@@ -13,15 +12,9 @@ use super::Run;
 use super::pace::{Due, Pace};
 use super::request::{Fatal, Path, Seat};
 use super::tally::Tally;
-
-/// Wakes the thread of all futures. An unpark before the park is not lost: the park returns at once.
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
+use crate::interrupt;
+use crate::record::book::{Book, Series};
+use crate::unpark;
 
 /// A client as a request's path. The results' memory is reused.
 struct ClientPath {
@@ -80,6 +73,7 @@ fn all_there(slots: &[Option<Slot>]) -> Result<(), Fatal> {
 /// One request in its seat, which comes back.
 async fn play_one<'a>(
     run: &Run<'a>,
+    book: &Book,
     mut seat: Seat<ClientPath>,
     due: Due<'a>,
 ) -> (Seat<ClientPath>, Result<(), Fatal>) {
@@ -87,7 +81,7 @@ async fn play_one<'a>(
     let ids = &due.request.hash_ids;
     let played = seat.play(run.rules, due.number, ids).await;
     if played.is_ok() {
-        seat.tally.request_took(began.elapsed());
+        book.open().record(Series::Request, began.elapsed(), 1);
         run.progress.inc(1);
     }
     (seat, played)
@@ -109,13 +103,17 @@ pub fn play(run: &Run<'_>) -> (Tally, Result<(), Fatal>) {
         Ok(seats) => seats,
         Err(fatal) => return (all, Err(fatal)),
     };
+    let book = run.watch.books().book();
     let pace = Pace::new(run.requests, run.speed);
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let waker = unpark::waker();
     let mut cx = Context::from_waker(&waker);
     let mut playing = FuturesUnordered::new();
     let mut next = pace.next();
     let mut ended = Ok(());
     loop {
+        if interrupt::pressed() {
+            next = None;
+        }
         // Start what is due and has a seat.
         let mut wait = None;
         while let Some(due) = next {
@@ -124,7 +122,7 @@ pub fn play(run: &Run<'_>) -> (Tally, Result<(), Fatal>) {
                 break;
             }
             let Some(seat) = free.pop() else { break };
-            playing.push(play_one(run, seat, due));
+            playing.push(play_one(run, &book, seat, due));
             next = if ended.is_ok() { pace.next() } else { None };
         }
         match Pin::new(&mut playing).poll_next(&mut cx) {
@@ -137,7 +135,7 @@ pub fn play(run: &Run<'_>) -> (Tally, Result<(), Fatal>) {
             Poll::Ready(None) if next.is_none() => break,
             // Nothing is in flight, or nothing has ended: sleep until a waker or the next request's time.
             Poll::Ready(None) | Poll::Pending => match wait {
-                Some(wait) => thread::park_timeout(wait),
+                Some(wait) => thread::park_timeout(wait.min(interrupt::NAP)),
                 None => thread::park(),
             },
         }

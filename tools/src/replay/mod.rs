@@ -8,7 +8,7 @@ mod request;
 mod tally;
 
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::Duration;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -16,7 +16,9 @@ use moonring::{Engine, Slot, SlotPool};
 
 use crate::cli::{Failure, PathKind};
 use crate::content::salt_seed;
+use crate::interrupt;
 use crate::keys::{KeyMaker, random_salt};
+use crate::record::{self, Progress, RecordArgs, Watch};
 use crate::session::{self, JsonOut, Need, Session};
 use crate::table;
 use crate::trace::{Request, Trace};
@@ -56,8 +58,10 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "SIZE", value_parser = session::size)]
     region_bytes: Option<u64>,
     /// Write the report as JSON; - is standard output
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
     json: Option<PathBuf>,
+    #[command(flatten)]
+    record: RecordArgs,
 }
 
 fn speed(text: &str) -> Result<f64, String> {
@@ -82,7 +86,8 @@ struct Run<'a> {
     /// Requests in flight.
     concurrency: usize,
     speed: f64,
-    progress: ProgressBar,
+    progress: &'a ProgressBar,
+    watch: &'a Watch<'a>,
 }
 
 impl Run<'_> {
@@ -142,32 +147,50 @@ pub fn run(args: &ReplayArgs) -> Result<(), Failure> {
         args.region_bytes,
     )?;
     let json = JsonOut::open(args.json.as_deref())?;
+    let mut outputs = args.record.outputs()?;
 
-    let run = Run {
-        engine: &session.engine,
-        slots: session.slots.as_ref(),
-        rules: &rules,
-        requests: &trace.requests,
-        largest,
-        concurrency: concurrency as usize,
-        speed: args.speed,
-        progress: progress(trace.requests.len() as u64),
+    let progress = Progress {
+        bar: progress(trace.requests.len() as u64),
+        position: None,
     };
-    let start = Instant::now();
-    let (tally, played) = match args.path {
-        PathKind::Pair => pair::play(&run),
-        PathKind::Client => client::play(&run),
-    };
-    let wall = start.elapsed();
-    run.progress.finish_and_clear();
-    drop(run);
+    let interval = Duration::from_secs_f64(args.record.interval);
+    interrupt::listen();
+    let ((tally, played), mut recorded) = record::watched(
+        &session.engine,
+        interval,
+        &mut outputs,
+        &progress,
+        |watch| {
+            let run = Run {
+                engine: &session.engine,
+                slots: session.slots.as_ref(),
+                rules: &rules,
+                requests: &trace.requests,
+                largest,
+                concurrency: concurrency as usize,
+                speed: args.speed,
+                progress: &progress.bar,
+                watch,
+            };
+            watch.begin();
+            let played = match args.path {
+                PathKind::Pair => pair::play(&run),
+                PathKind::Client => client::play(&run),
+            };
+            watch.end();
+            played
+        },
+    );
+    progress.bar.finish_and_clear();
     let sim = session.sim.clone();
     let (stats, shut_down) = session.end();
 
     let sim = sim.as_deref();
-    let mut report = Report::new(args, &adapter, &salt, wall, &tally, &stats, sim);
-    let faults = report.faults(played, trace.error);
+    let mut report = Report::new(args, &adapter, &salt, &tally, &recorded, &stats, sim);
+    let written = recorded.error.take().map(Failure::run);
+    let faults = report.faults(played, written, trace.error);
     json.write(&report, &report.text(&stats))?;
+    outputs.write_hgrm(recorded.histograms())?;
     for corrupt in tally.corrupt.iter().take(MAX_TOLD) {
         eprintln!("moonring: corrupt: {corrupt}");
     }
@@ -176,6 +199,6 @@ pub fn run(args: &ReplayArgs) -> Result<(), Failure> {
     }
     match faults.into_iter().next() {
         Some(fault) => Err(fault),
-        None => shut_down,
+        None => shut_down.and_then(|()| interrupt::ended()),
     }
 }

@@ -9,6 +9,8 @@ use super::Run;
 use super::pace::Pace;
 use super::request::{Fatal, Path, Seat};
 use super::tally::Tally;
+use crate::interrupt;
+use crate::record::book::Series;
 
 /// A pair as a request's path. Its futures never wait: the thread does.
 struct PairPath {
@@ -140,6 +142,7 @@ pub fn play(run: &Run<'_>) -> (Tally, Result<(), Fatal>) {
     let pace = Pace::new(run.requests, run.speed);
     let failed = AtomicBool::new(false);
     let one = || -> (Tally, Result<(), Fatal>) {
+        let book = run.watch.books().book();
         let mut seat = match run.slots().and_then(|slots| {
             let pair = run.engine.pair(run.largest.max(1));
             let pair = pair.map_err(|e| Fatal(e.to_string()))?;
@@ -156,8 +159,11 @@ pub fn play(run: &Run<'_>) -> (Tally, Result<(), Fatal>) {
         while !failed.load(Ordering::Relaxed)
             && let Some(due) = pace.next()
         {
-            while let Some(wait) = due.wait() {
-                thread::sleep(wait);
+            if let Some(at) = due.at {
+                interrupt::sleep_until(at);
+            }
+            if interrupt::pressed() {
+                break;
             }
             let began = due.began();
             let ids = &due.request.hash_ids;
@@ -165,7 +171,7 @@ pub fn play(run: &Run<'_>) -> (Tally, Result<(), Fatal>) {
                 failed.store(true, Ordering::Relaxed);
                 return (seat.tally, Err(fatal));
             }
-            seat.tally.request_took(began.elapsed());
+            book.open().record(Series::Request, began.elapsed(), 1);
             run.progress.inc(1);
         }
         (seat.tally, Ok(()))

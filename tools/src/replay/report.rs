@@ -1,11 +1,10 @@
 //! What a replay reports: as JSON, and as text for people.
 
 use std::fmt::Write;
-use std::time::Duration;
 
 use moonring::Stats;
 use moonring::config::L2Adapter;
-use moonring::stats::summary_us;
+use moonring::stats::{latency_histogram, summary_us};
 use moonring::store::SimStore;
 use serde::Serialize;
 use serde_json::Value;
@@ -14,6 +13,9 @@ use super::ReplayArgs;
 use super::request::Fatal;
 use super::tally::{Corrupt, Tally};
 use crate::cli::Failure;
+use crate::interrupt;
+use crate::record::book::Series;
+use crate::record::{Recorded, Sample};
 use crate::session;
 use crate::table::{self, Table};
 use crate::trace::TraceError;
@@ -24,6 +26,11 @@ use crate::trace::TraceError;
 /// `corrupt_blocks` are among the hits.
 #[derive(Debug, Serialize)]
 pub struct Report {
+    /// Which JSON this is.
+    schema: &'static str,
+    began_unix_s: Option<f64>,
+    /// By Ctrl-C: the rest covers what was done before.
+    interrupted: bool,
     trace: String,
     path: &'static str,
     concurrency: u64,
@@ -56,6 +63,8 @@ pub struct Report {
     /// Whole requests. With a speed they count from when they were due.
     request_us: Value,
     engine: Value,
+    /// The run over time.
+    intervals: Vec<Sample>,
     /// What the store did on purpose, where it is a `sim`.
     #[serde(skip_serializing_if = "Option::is_none")]
     sim: Option<Value>,
@@ -76,17 +85,21 @@ impl Report {
         args: &ReplayArgs,
         adapter: &L2Adapter,
         salt: &str,
-        wall: Duration,
         tally: &Tally,
+        recorded: &Recorded,
         stats: &Stats,
         sim: Option<&SimStore>,
     ) -> Self {
         let (lanes, engine) = session::stats_json(stats);
+        let requests = recorded.callers.get(Series::Request);
         let ratio = match tally.blocks {
             0 => 0.0,
             blocks => tally.hit_blocks as f64 / blocks as f64,
         };
         Self {
+            schema: "moonring.replay/1",
+            began_unix_s: recorded.began_unix_s,
+            interrupted: interrupt::pressed(),
             trace: args.trace.display().to_string(),
             path: args.path.name(),
             concurrency: args.concurrency,
@@ -106,11 +119,12 @@ impl Report {
             bytes_retrieved: tally.bytes_retrieved,
             bytes_stored: tally.bytes_stored,
             folded_bytes: stats.lanes.iter().map(|lane| lane.folded_bytes).sum(),
-            wall_s: wall.as_secs_f64(),
+            wall_s: recorded.time.as_secs_f64(),
             peak_memory_bytes: session::peak_memory(),
             lanes,
-            request_us: summary_us(&tally.request_ns),
+            request_us: requests.map_or_else(|| summary_us(&latency_histogram()), summary_us),
             engine,
+            intervals: recorded.samples.clone(),
             sim: sim.map(|sim| session::sim_json(&sim.report())),
             corrupt: tally.corrupt.clone(),
             errors: Vec::new(),
@@ -123,6 +137,7 @@ impl Report {
     pub fn faults(
         &mut self,
         played: Result<(), Fatal>,
+        written: Option<Failure>,
         trace_error: Option<TraceError>,
     ) -> Vec<Failure> {
         let mut faults = Vec::new();
@@ -151,6 +166,7 @@ impl Report {
             let n = self.unfinished;
             faults.push(Failure::run(format!("{n} accepted ops did not complete")));
         }
+        faults.extend(written);
         faults.extend(trace_error.map(Failure::input));
         self.errors = faults.iter().map(|fault| fault.what.clone()).collect();
         faults

@@ -1,9 +1,7 @@
 //! What a replay counts.
 
 use std::fmt;
-use std::time::Duration;
 
-use moonring::stats::{Histogram, latency_histogram};
 use serde::Serialize;
 
 use crate::content::Mismatch;
@@ -62,7 +60,7 @@ impl fmt::Display for Corrupt {
 }
 
 /// The counts of one seat, or of all.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Tally {
     /// Requests that were played.
     pub requests: u64,
@@ -86,27 +84,6 @@ pub struct Tally {
     pub bytes_stored: u64,
     /// The first corrupt blocks, at most [`MAX_LISTED`].
     pub corrupt: Vec<Corrupt>,
-    /// Times of whole requests, in ns.
-    pub request_ns: Histogram<u64>,
-}
-
-impl Default for Tally {
-    fn default() -> Self {
-        Self {
-            requests: 0,
-            blocks: 0,
-            hit_blocks: 0,
-            late_misses: 0,
-            stored_blocks: 0,
-            no_space: 0,
-            failed_blocks: 0,
-            corrupt_blocks: 0,
-            bytes_retrieved: 0,
-            bytes_stored: 0,
-            corrupt: Vec::new(),
-            request_ns: latency_histogram(),
-        }
-    }
 }
 
 impl Tally {
@@ -116,12 +93,6 @@ impl Tally {
         if self.corrupt.len() < MAX_LISTED {
             self.corrupt.push(describe());
         }
-    }
-
-    /// Records how long a whole request took.
-    pub fn request_took(&mut self, time: Duration) {
-        let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        self.request_ns.saturating_record(ns);
     }
 
     /// Adds the counts of another.
@@ -139,7 +110,6 @@ impl Tally {
         self.corrupt.extend(other.corrupt);
         self.corrupt.sort_by_key(|c| (c.request, c.block));
         self.corrupt.truncate(MAX_LISTED);
-        self.request_ns += &other.request_ns;
     }
 
     /// Blocks that are accounted for; a complete run has [`blocks`](Tally::blocks) here.
