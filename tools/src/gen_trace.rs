@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use crate::cli::Failure;
 use crate::rng::Rng;
+use crate::session::JsonOut;
 
 /// Arguments of `gen-trace`.
 #[derive(Debug, Args)]
@@ -26,6 +27,31 @@ pub struct GenTraceArgs {
     /// Where to write it [default: standard output]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
+    /// Write what the trace holds as JSON; - is standard output
+    #[arg(long, value_name = "FILE", requires = "out")]
+    json: Option<PathBuf>,
+}
+
+/// What a trace holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Written {
+    /// Requests.
+    pub requests: u64,
+    /// Blocks of all requests.
+    pub blocks: u64,
+    /// Different blocks.
+    pub objects: u64,
+}
+
+/// The JSON of `gen-trace`.
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    /// Which JSON this is.
+    schema: &'static str,
+    out: String,
+    seed: u64,
+    #[serde(flatten)]
+    written: &'a Written,
 }
 
 /// Runs `gen-trace`.
@@ -35,7 +61,7 @@ pub struct GenTraceArgs {
 pub fn run(args: &GenTraceArgs) -> Result<(), Failure> {
     let Some(path) = &args.out else {
         let mut out = BufWriter::new(io::stdout().lock());
-        let written = write(args.requests, args.seed, &mut out).and_then(|()| out.flush());
+        let written = write(args.requests, args.seed, &mut out).and_then(|_| out.flush());
         return match written {
             // Whoever reads it has seen enough.
             Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -43,10 +69,17 @@ pub fn run(args: &GenTraceArgs) -> Result<(), Failure> {
         };
     };
     let input = |e: io::Error| Failure::input(format!("{}: {e}", path.display()));
+    let json = JsonOut::open(args.json.as_deref())?;
     let mut out = BufWriter::new(File::create(path).map_err(input)?);
-    write(args.requests, args.seed, &mut out)
-        .and_then(|()| out.flush())
-        .map_err(input)
+    let written = write(args.requests, args.seed, &mut out).map_err(input)?;
+    out.flush().map_err(input)?;
+    let report = Report {
+        schema: "moonring.gen-trace/1",
+        out: path.display().to_string(),
+        seed: args.seed,
+        written: &written,
+    };
+    json.write(&report, "")
 }
 
 /// Tokens of a block.
@@ -152,12 +185,13 @@ fn open(
 ///
 /// # Errors
 /// Those of `out`.
-pub fn write(requests: u64, seed: u64, out: &mut impl Write) -> io::Result<()> {
+pub fn write(requests: u64, seed: u64, out: &mut impl Write) -> io::Result<Written> {
     let mut rng = Rng::new(seed);
     let mut ids = Ids::default();
     let mut openings = [const { None }; PROMPTS * (DOCUMENTS + 1)];
     let mut conversations: Vec<Text> = Vec::new();
     let mut timestamp = 0;
+    let mut total = 0;
     for _ in 0..requests {
         // Half of the turns continue a conversation, a recent one more likely.
         let ongoing = !conversations.is_empty() && rng.below(2) == 0;
@@ -174,6 +208,7 @@ pub fn write(requests: u64, seed: u64, out: &mut impl Write) -> io::Result<()> {
         let partial = (text.tokens % BLOCK > 0).then(|| ids.next());
         let blocks = text.full_blocks.iter().copied().chain(partial);
         let hash_ids: Vec<u64> = blocks.map(|block| ids.number(block)).collect();
+        total += hash_ids.len() as u64;
         let output_length = rng.between(1, 700);
         let line = Line {
             timestamp,
@@ -190,7 +225,11 @@ pub fn write(requests: u64, seed: u64, out: &mut impl Write) -> io::Result<()> {
         }
         timestamp += rng.below(600);
     }
-    Ok(())
+    Ok(Written {
+        requests,
+        blocks: total,
+        objects: ids.used,
+    })
 }
 
 #[cfg(test)]
@@ -201,11 +240,18 @@ mod tests {
 
     fn trace(requests: u64, seed: u64) -> (Vec<u8>, Vec<Request>) {
         let mut text = Vec::new();
-        write(requests, seed, &mut text).expect("a write to memory");
-        let requests = text
+        let written = write(requests, seed, &mut text).expect("a write to memory");
+        let requests: Vec<_> = text
             .split_inclusive(|&byte| byte == b'\n')
             .map(|line| parse(line).expect("a good line"))
             .collect();
+        let counts = oracle::count(&requests);
+        let told = Written {
+            requests: counts.requests,
+            blocks: counts.blocks,
+            objects: counts.objects,
+        };
+        assert_eq!(written, told);
         (text, requests)
     }
 

@@ -1,4 +1,4 @@
-//! The command line of Moonring: `replay`, `bench`, `gen-trace`, `doctor`.
+//! The command line of Moonring: `bench`, `replay`, `report`, `gen-trace`, `doctor`.
 
 pub mod bench;
 pub mod cli;
@@ -10,6 +10,7 @@ pub mod keys;
 pub mod oracle;
 pub mod record;
 pub mod replay;
+pub mod report;
 pub mod rng;
 pub mod session;
 pub mod table;

@@ -29,6 +29,12 @@ use rounds::Measured;
 
 /// Arguments of `bench`.
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  moonring bench --op store --seconds 10 --hlog a.hlog --json a.json
+  moonring bench --rate 20000 --depth 256 --producers 2
+  moonring bench --compare --keys 8192 --depth 1024
+Ctrl-C ends it; what was measured so far is reported (not with --compare).")]
 pub struct BenchArgs {
     /// The store and the engine, as JSON
     #[arg(long, value_name = "JSON", default_value = r#"{"type":"memory"}"#)]
@@ -60,8 +66,10 @@ pub struct BenchArgs {
     /// Ops in flight of each producer
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
     depth: u32,
-    /// Start N ops a second, over all producers, whether or not earlier ones have ended (an open loop); latencies are then also
-    /// told from when an op was due, corrected for coordinated omission
+    /// Start N ops a second over all producers, whether or not earlier ones have ended: an open loop
+    ///
+    /// Latencies are then also told from when an op was due: corrected for coordinated omission. What is due while all of --depth
+    /// are in flight waits, and that counts.
     #[arg(long, value_name = "N", value_parser = rate, conflicts_with = "compare", allow_negative_numbers = true)]
     rate: Option<f64>,
     /// Measure beside the engine, in the same run: one call per key, and batches made by hand

@@ -65,8 +65,9 @@ impl Limit {
 
     /// Counts what was due and not started when the time was over.
     fn count_backlog(&self, schedule: Option<Schedule>, counts: &mut Counts) {
+        // A round of keys that ended before has left nothing.
         if let (Some(schedule), Some(until)) = (schedule, self.until)
-            && !interrupt::pressed()
+            && Instant::now() >= until
         {
             counts.unstarted += schedule.backlog(until);
         }

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use indicatif::ProgressBar;
 use moonring::config::{L2Adapter, StoreConfig};
 use moonring::store::mooncake::rdma_devices;
 use moonring::{MemoryLimits, OpKind};
@@ -49,7 +50,12 @@ pub fn run(args: &DoctorArgs) -> Result<(), Failure> {
     let adapter = asked.map(session::adapter).transpose()?;
     let adapter = adapter.unwrap_or_default();
     let json = JsonOut::open(args.json.as_deref())?;
-    let Exam { report, abandoned } = examine(&adapter, args);
+    let Exam {
+        report,
+        abandoned,
+        spinner,
+    } = examine(&adapter, args);
+    spinner.finish_and_clear();
     let ended = json.write(&report, &report.text());
     let ended = ended.and_then(|()| report.ended());
     if abandoned {
@@ -61,12 +67,14 @@ pub fn run(args: &DoctorArgs) -> Result<(), Failure> {
 fn examine(adapter: &L2Adapter, args: &DoctorArgs) -> Exam {
     let mut exam = Exam {
         report: Report {
+            schema: "moonring.doctor/1",
             l2_adapter: adapter.effective(),
             region_bytes: args.region_bytes,
             checks: Vec::new(),
             not_tried: Vec::new(),
         },
         abandoned: false,
+        spinner: spinner(),
     };
     exam.check("configuration", MACHINE_LIMIT, {
         let (adapter, asked) = (adapter.clone(), args.l2_adapter.is_some());
@@ -149,6 +157,14 @@ struct Exam {
     report: Report,
     /// A step that took too long was left to itself, and may hang in a library.
     abandoned: bool,
+    spinner: ProgressBar,
+}
+
+/// What is being looked at, on a terminal only: a step may take its whole limit.
+fn spinner() -> ProgressBar {
+    let spinner = ProgressBar::new_spinner();
+    spinner.enable_steady_tick(Duration::from_millis(120));
+    spinner
 }
 
 impl Exam {
@@ -174,6 +190,7 @@ impl Exam {
         limit: Duration,
         check: impl FnOnce(&Progress) -> (Check, T) + Send + 'static,
     ) -> Option<T> {
+        self.spinner.set_message(name);
         let start = Instant::now();
         let (send, receive) = sync_channel(1);
         let progress = Progress::default();

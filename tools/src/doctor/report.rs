@@ -68,6 +68,8 @@ impl Check {
 /// All that was found.
 #[derive(Debug, Serialize)]
 pub struct Report {
+    /// Which JSON this is.
+    pub schema: &'static str,
     /// The effective configuration.
     pub l2_adapter: Value,
     /// Size of the host's region, as it was given.

@@ -11,7 +11,7 @@ pub mod book;
 pub mod hlog;
 mod sample;
 
-use std::io::{BufWriter, Write};
+use std::io::{LineWriter, Write};
 use std::path::PathBuf;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -224,7 +224,8 @@ impl Watch<'_> {
             return Recorded::default();
         };
         let (path, file) = hlog.unzip();
-        let mut file = file.map(BufWriter::new);
+        // Each interval is in the file when it is over: a run that is killed leaves what it had.
+        let mut file = file.map(LineWriter::new);
         let mut serializer = V2DeflateSerializer::new();
         let hlog = file
             .as_mut()

@@ -30,6 +30,11 @@ const MAX_TOLD: usize = 20;
 
 /// Arguments of `replay`.
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  moonring replay traces/sample.jsonl
+  moonring replay traces/sample.jsonl --speed 2 --concurrency 16 --hlog b.hlog --json b.json
+Ctrl-C ends it; what was played so far is reported.")]
 pub struct ReplayArgs {
     /// A trace in the FAST'25 format: one JSON object a line
     trace: PathBuf,

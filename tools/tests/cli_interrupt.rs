@@ -1,0 +1,145 @@
+//! Ctrl-C: a run ends in good order, with what it has done so far.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use support::{command, folder, sample};
+
+/// Starts the binary, waits until its run is under way, and presses Ctrl-C so often. Its report, its exit, standard error.
+fn interrupted(
+    folder: &Path,
+    args: &[&str],
+    presses: u32,
+) -> (Option<Value>, std::process::ExitStatus, String) {
+    let (json, hlog) = (folder.join("a.json"), folder.join("a.hlog"));
+    let mut child = command()
+        .args(args)
+        .arg("--json")
+        .arg(&json)
+        .arg("--hlog")
+        .arg(&hlog)
+        .args(["--interval", "0.1"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    // The log has a header from the beginning of the run on.
+    wait(&mut child, "did not begin", |_| {
+        fs::metadata(&hlog).is_ok_and(|file| file.len() > 0)
+    });
+    thread::sleep(Duration::from_millis(300));
+    for press in 0..presses {
+        if press > 0 {
+            // Two signals that wait together are one.
+            thread::sleep(Duration::from_millis(300));
+        }
+        let pid = child.id().to_string();
+        let sent = Command::new("kill").args(["-INT", &pid]).status();
+        assert!(sent.expect("kill runs").success());
+    }
+    wait(&mut child, "did not end", |child| {
+        child.try_wait().expect("a child").is_some()
+    });
+    let output = child.wait_with_output().expect("an exit");
+    let report = fs::read_to_string(&json).expect("the file");
+    let report = (!report.is_empty()).then(|| serde_json::from_str(&report).expect("JSON"));
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    (report, output.status, stderr)
+}
+
+fn wait(child: &mut Child, what: &str, mut over: impl FnMut(&mut Child) -> bool) {
+    let start = Instant::now();
+    while !over(child) {
+        if start.elapsed() > Duration::from_secs(60) {
+            let _ = child.kill();
+            panic!("{what} within a minute");
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_bench_tells_what_it_measured() {
+    for (name, more) in [
+        ("pair", &["--path", "pair"][..]),
+        ("client", &["--path", "client"]),
+        ("rounds", &["--op", "store", "--keys", "500"]),
+        ("rate", &["--rate", "1000"]),
+        // The next op is due in a minute.
+        ("slow_pair", &["--rate", "0.01", "--op", "lookup"]),
+        (
+            "slow_client",
+            &["--rate", "0.01", "--op", "lookup", "--path", "client"],
+        ),
+    ] {
+        let folder = folder(&format!("interrupt_bench_{name}"));
+        let args = [&["bench", "--seconds", "600"][..], more].concat();
+        let (report, status, stderr) = interrupted(&folder, &args, 1);
+        assert_eq!(status.code(), Some(130), "{name}: {stderr}");
+        assert!(stderr.contains("interrupted"), "{name}: {stderr}");
+        let report = report.expect("a report");
+        assert_eq!(report["interrupted"], true, "{name}");
+        assert_eq!(report["errors"], Value::Array(Vec::new()), "{name}");
+        assert_eq!(report["failed_ops"], 0, "{name}");
+        assert!(report["ops"].as_u64() >= Some(1), "{name}: {report:#}");
+        assert!(report["wall_s"].as_f64() < Some(60.0), "{name}");
+        let engine = &report["engine"];
+        assert_eq!(engine["accepted"], engine["completed"], "{name}");
+        assert!(
+            !report["intervals"].as_array().expect("a list").is_empty(),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn a_replay_tells_what_it_played() {
+    let sample = sample().to_string_lossy().into_owned();
+    for path in ["pair", "client"] {
+        let folder = folder(&format!("interrupt_replay_{path}"));
+        // The sample is of some minutes.
+        let args = [
+            "replay",
+            &sample,
+            "--path",
+            path,
+            "--speed",
+            "1",
+            "--concurrency",
+            "4",
+        ];
+        let (report, status, stderr) = interrupted(&folder, &args, 1);
+        assert_eq!(status.code(), Some(130), "{path}: {stderr}");
+        assert!(stderr.contains("interrupted"), "{path}: {stderr}");
+        let report = report.expect("a report");
+        assert_eq!(report["interrupted"], true, "{path}");
+        let requests = report["requests"].as_u64().expect("a number");
+        assert!((1..400).contains(&requests), "{path}: {requests}");
+        assert_eq!(report["request_us"]["count"], requests, "{path}");
+        assert_eq!(report["engine"]["in_flight"], 0, "{path}");
+    }
+}
+
+/// The store takes ten minutes: the first Ctrl-C waits for it, the second does not.
+#[test]
+fn the_second_one_ends_the_process() {
+    use std::os::unix::process::ExitStatusExt;
+    let folder = folder("interrupt_twice");
+    let sample = sample().to_string_lossy().into_owned();
+    let adapter = r#"{"type": "sim", "delay_us": 600000000}"#;
+    let args = ["replay", &sample, "--l2-adapter", adapter];
+    let (report, status, stderr) = interrupted(&folder, &args, 2);
+    assert_eq!(
+        (status.code(), status.signal()),
+        (None, Some(2)),
+        "{stderr}"
+    );
+    assert_eq!(report, None);
+}
