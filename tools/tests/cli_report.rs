@@ -406,8 +406,13 @@ fn the_page_has_each_lane_and_each_figure() {
     assert!(two.contains("transfer_failed"));
     assert!(two.contains("ratio to the first"));
 
+    // A replay has no latencies of callers: runs are compared by what both have.
+    let mixed = page(&folder, &["before.hlog", "replay.hlog"]);
+    assert!(mixed.contains("Latency submit to completion."));
+    assert!(log_only(&folder).contains("Latency as the caller sees it."));
+
     // Each alone will do, and says what is missing.
-    let log = page(&folder, &["before.hlog"]);
+    let log = log_only(&folder);
     assert!(log.contains("batch sizes and errors are not known"));
     assert!(!log.contains("five percentiles only"));
     let json = page(&folder, &["before.json"]);
@@ -417,6 +422,10 @@ fn the_page_has_each_lane_and_each_figure() {
             .iter()
             .any(|text| text.starts_with("Latency over time"))
     );
+}
+
+fn log_only(folder: &Path) -> String {
+    page(folder, &["before.hlog"])
 }
 
 #[test]

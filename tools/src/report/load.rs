@@ -64,7 +64,7 @@ impl Part {
             Part::Queue => "queue wait",
             Part::Call => "store call (per call)",
             Part::Caller => "as the caller sees it",
-            Part::Corrected => "corrected: from when it was due",
+            Part::Corrected => "from when it was due (corrected)",
         }
     }
 }
@@ -206,17 +206,17 @@ pub struct Lane {
     pub aside: bool,
 }
 
-impl Lane {
-    /// The latencies that matter most to a caller, and their part.
-    pub fn headline(&self) -> Option<(Part, &Latency)> {
-        let order = [Part::Corrected, Part::Caller, Part::Total];
-        let first = order
-            .iter()
-            .find_map(|part| self.latency.get_key_value(part));
-        first
-            .or_else(|| self.latency.first_key_value())
-            .map(|(part, latency)| (*part, latency))
-    }
+/// The latencies that matter most to a caller, of those that all of these lanes have: others can't be compared.
+pub fn headline<'a>(lanes: impl Iterator<Item = &'a Lane> + Clone) -> Option<Part> {
+    let order = [
+        Part::Corrected,
+        Part::Caller,
+        Part::Total,
+        Part::Queue,
+        Part::Call,
+    ];
+    let all_have = |part: &Part| lanes.clone().all(|lane| lane.latency.contains_key(part));
+    order.into_iter().find(all_have)
 }
 
 /// A run.

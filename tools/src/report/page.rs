@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-use super::load::{Calls, Lane, Latency, Part, Run, Span, Summary};
+use super::load::{Calls, Lane, Latency, Part, Run, Span, Summary, headline};
 use super::svg::{self, Axis, Chart, Point, escape, number, short, time};
 
 /// How many runs a page can tell apart by colour.
@@ -114,14 +114,22 @@ fn section(out: &mut String, runs: &[Run], tag: &str) {
             "<p class=\"note\">Not what was measured: the bench does it between its rounds.</p>",
         );
     }
-    tiles(out, runs, &lanes);
+    let part = headline(lanes.iter().map(|(_, lane)| *lane));
+    if let Some(part) = part {
+        let _ = write!(out, "<p class=\"note\">Latency {}.</p>", part.title());
+        tiles(out, runs, &lanes, part);
+    }
     out.push_str("<div class=\"grid\">");
-    percentiles(out, runs, &lanes, title);
+    if let Some(part) = part {
+        percentiles(out, runs, &lanes, part, title);
+    }
     breakdown(out, runs, &lanes, title);
     throughput(out, runs, &lanes, title);
     batches(out, runs, &lanes, title);
     out.push_str("</div><div class=\"grid\">");
-    over_time(out, runs, &lanes, title);
+    if let Some(part) = part {
+        over_time(out, runs, &lanes, part, title);
+    }
     out.push_str("</div><div class=\"grid\">");
     errors(out, runs, &lanes, title);
     out.push_str("</div>");
@@ -154,30 +162,29 @@ fn rate(run: &Run, lane: &Lane) -> Option<f64> {
     if lane.rate.is_some() {
         return lane.rate;
     }
-    let (_, latency) = lane.headline()?;
     let seconds = run.seconds();
-    let done = lane
-        .calls
-        .as_ref()
-        .map_or(latency.total.count, |calls| calls.by_code.values().sum());
+    let done = match (&lane.calls, lane.latency.get(&Part::Total)) {
+        (Some(calls), _) => calls.by_code.values().sum(),
+        (None, latency) => latency?.total.count,
+    };
     (seconds > 0.0).then(|| done / seconds)
 }
 
-fn tiles(out: &mut String, runs: &[Run], lanes: &[(usize, &Lane)]) {
-    type Figure = fn(&Run, &Lane) -> Option<f64>;
+fn tiles(out: &mut String, runs: &[Run], lanes: &[(usize, &Lane)], part: Part) {
+    type Figure = fn(&Run, &Lane, Part) -> Option<f64>;
     type Text = fn(f64) -> String;
-    fn at(lane: &Lane, i: usize) -> Option<f64> {
-        lane.headline().map(|(_, latency)| latency.total.at[i])
+    fn at(lane: &Lane, part: Part, i: usize) -> Option<f64> {
+        lane.latency.get(&part).map(|latency| latency.total.at[i])
     }
     let figures: [(&str, Figure, Text); 6] = [
-        ("ops/s", rate, number),
-        ("p50", |_, lane| at(lane, 0), time),
-        ("p99", |_, lane| at(lane, 2), time),
-        ("p99.9", |_, lane| at(lane, 3), time),
-        ("max", |_, lane| at(lane, 4), time),
+        ("ops/s", |run, lane, _| rate(run, lane), number),
+        ("p50", |_, lane, part| at(lane, part, 0), time),
+        ("p99", |_, lane, part| at(lane, part, 2), time),
+        ("p99.9", |_, lane, part| at(lane, part, 3), time),
+        ("max", |_, lane, part| at(lane, part, 4), time),
         (
             "errors",
-            |_, lane| Some(lane.calls.as_ref()?.errors().map(|(_, n)| n).sum()),
+            |_, lane, _| Some(lane.calls.as_ref()?.errors().map(|(_, n)| n).sum()),
             number,
         ),
     ];
@@ -185,7 +192,7 @@ fn tiles(out: &mut String, runs: &[Run], lanes: &[(usize, &Lane)]) {
     for (name, figure, text) in figures {
         let values: Vec<_> = lanes
             .iter()
-            .filter_map(|(i, lane)| Some((*i, figure(&runs[*i], lane)?)))
+            .filter_map(|(i, lane)| Some((*i, figure(&runs[*i], lane, part)?)))
             .collect();
         if values.is_empty() {
             continue;
@@ -208,17 +215,16 @@ fn tiles(out: &mut String, runs: &[Run], lanes: &[(usize, &Lane)]) {
 }
 
 /// Latency by percentile: what the caller gets, and for an open loop the raw one beside it.
-fn percentiles(out: &mut String, runs: &[Run], lanes: &[(usize, &Lane)], title: &str) {
-    let mut lines: Vec<(usize, Part, &Latency, bool)> = Vec::new();
-    for (i, lane) in lanes {
-        let Some((part, latency)) = lane.headline() else {
-            continue;
-        };
-        lines.push((*i, part, latency, false));
-        if let (Part::Corrected, Some(raw)) = (part, lane.latency.get(&Part::Caller)) {
-            lines.push((*i, Part::Caller, raw, true));
-        }
-    }
+fn percentiles(out: &mut String, runs: &[Run], lanes: &[(usize, &Lane)], part: Part, title: &str) {
+    let parts: &[_] = match part {
+        Part::Corrected => &[Part::Corrected, Part::Caller],
+        _ => &[part],
+    };
+    let lines = lanes.iter().flat_map(|(i, lane)| {
+        let of = |part: &Part| Some((*i, *part, lane.latency.get(part)?, *part != parts[0]));
+        parts.iter().filter_map(of)
+    });
+    let lines: Vec<(usize, Part, &Latency, bool)> = lines.collect();
     if lines.is_empty() {
         return;
     }
@@ -389,7 +395,7 @@ fn throughput(out: &mut String, runs: &[Run], lanes: &[(usize, &Lane)], title: &
             (*span, span.rate(done))
         });
         let mut points: Vec<_> = by_calls.collect();
-        if let (true, Some((_, latency))) = (points.is_empty(), lane.headline()) {
+        if let (true, Some(latency)) = (points.is_empty(), lane.latency.get(&Part::Total)) {
             let by_count = latency.spans.iter();
             points = by_count
                 .map(|(span, summary)| (*span, span.rate(summary.count)))
@@ -428,15 +434,15 @@ fn batches(out: &mut String, runs: &[Run], lanes: &[(usize, &Lane)], title: &str
 }
 
 /// Percentiles over time, a panel for each run, on one scale.
-fn over_time(out: &mut String, runs: &[Run], lanes: &[(usize, &Lane)], title: &str) {
+fn over_time(out: &mut String, runs: &[Run], lanes: &[(usize, &Lane)], part: Part, title: &str) {
     let panels: Vec<_> = lanes
         .iter()
-        .filter_map(|(i, lane)| Some((*i, lane.headline()?)))
-        .filter(|(_, (_, latency))| !latency.spans.is_empty())
+        .filter_map(|(i, lane)| Some((*i, lane.latency.get(&part)?)))
+        .filter(|(_, latency)| !latency.spans.is_empty())
         .collect();
-    let all = panels.iter().flat_map(|(_, (_, latency))| &latency.spans);
+    let all = panels.iter().flat_map(|(_, latency)| &latency.spans);
     let y = Axis::latency(all.flat_map(|(_, summary)| [0, 1, 2, 4].map(|at| summary.at[at])));
-    for (i, (part, latency)) in panels {
+    for (i, latency) in panels {
         let mut chart = Chart::new(seconds(runs), y.clone(), true);
         for (class, at, name) in [
             ("q3", 4, "max"),
