@@ -251,6 +251,28 @@ fn ops_at_a_rate_come_at_that_rate() {
     }
 }
 
+#[test]
+fn what_a_round_has_no_keys_for_is_not_missed() {
+    let folder = folder("rate_rounds");
+    let args = [
+        "bench",
+        "--op",
+        "store",
+        "--rate",
+        "2000",
+        "--keys",
+        "100",
+        "--depth",
+        "16",
+        "--seconds",
+        "0.4",
+    ];
+    let (_, report) = recorded(&folder, "a", &args);
+    assert!(report["rounds"].as_u64() > Some(2), "{report:#}");
+    let number = |name: &str| report[name].as_u64().expect("a number");
+    assert!(number("unstarted_ops") < number("ops") / 2, "{report:#}");
+}
+
 /// The store takes 20 ms a key and is asked for 200 keys a second, 4 times what it can do. Who asks only when an answer has come sees
 /// some 80 ms; what was due waits for half a second.
 #[test]

@@ -413,12 +413,12 @@ fn progress(args: &BenchArgs) -> Progress {
     let (length, template, position): (_, _, Position) = match args.ops {
         Some(ops) => (
             ops,
-            "{bar:40} {human_pos}/{human_len} ops, {eta} left",
+            "{msg}{bar:40} {human_pos}/{human_len} ops, {eta} left",
             |_, ops| ops,
         ),
         None => (
             (args.seconds.unwrap_or(DEFAULT_SECONDS) * 1e3) as u64,
-            "{bar:40} {percent} %, {eta} left",
+            "{msg}{bar:40} {percent} %, {eta} left",
             |time, _| u64::try_from(time.as_millis()).unwrap_or(u64::MAX),
         ),
     };

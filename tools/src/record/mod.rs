@@ -220,9 +220,15 @@ impl Watch<'_> {
         hlog: Option<(PathBuf, std::fs::File)>,
         progress: &Progress,
     ) -> Recorded {
+        progress.bar.set_message("setting up  ");
         let Some((first, began)) = self.wait_for_begin() else {
             return Recorded::default();
         };
+        // What is left is told by the pace since the beginning; a run that moves the bar itself has begun to.
+        if progress.position.is_some() {
+            progress.bar.reset();
+        }
+        progress.bar.set_message("");
         let (path, file) = hlog.unzip();
         // Each interval is in the file when it is over: a run that is killed leaves what it had.
         let mut file = file.map(LineWriter::new);
@@ -256,6 +262,7 @@ impl Watch<'_> {
                 .saturating_add(1)
                 .max(ticks + 1);
         };
+        progress.bar.set_message("ending  ");
         tape.end(&end, interval);
         let Tape {
             samples, failed, ..

@@ -111,7 +111,7 @@ impl Run<'_> {
 /// A bar on a terminal, nothing elsewhere.
 fn progress(requests: u64) -> ProgressBar {
     let style =
-        ProgressStyle::with_template("{bar:40} {pos}/{len} requests, {per_sec}, {eta} left");
+        ProgressStyle::with_template("{msg}{bar:40} {pos}/{len} requests, {per_sec}, {eta} left");
     let bar = ProgressBar::new(requests);
     match style {
         Ok(style) => bar.with_style(style),
