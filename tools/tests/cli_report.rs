@@ -600,6 +600,11 @@ fn bad_outputs_are_refused_before_the_run() {
         assert_eq!(run.code, Some(2), "{run:?}");
         assert!(run.stderr.contains(option), "{run:?}");
     }
+    for option in ["--hlog", "--hgrm"] {
+        let run = moonring(["bench", "--compare", option, "x"]);
+        assert_eq!(run.code, Some(2), "{run:?}");
+        assert!(run.stderr.contains("not with --compare"), "{run:?}");
+    }
     for bad in ["0", "-1", "x", "1e10", "nan"] {
         for option in ["--rate", "--interval"] {
             let run = moonring(["bench", &format!("{option}={bad}")]);

@@ -436,8 +436,13 @@ fn progress(args: &BenchArgs) -> Progress {
 /// What `--compare` measures, if it is asked for.
 fn compared_op(args: &BenchArgs) -> Result<Option<OpKind>, Failure> {
     let least = compare::LEAST_KEYS;
+    let recorded = [("--hlog", &args.record.hlog), ("--hgrm", &args.record.hgrm)];
+    let recorded = recorded.into_iter().find(|(_, path)| path.is_some());
     match args.op.kind() {
         _ if !args.compare => Ok(None),
+        _ if let Some((option, _)) = recorded => Err(Failure::input(format!(
+            "{option}: not with --compare, whose short rounds are not recorded over time"
+        ))),
         None => Err(Failure::input(
             "--compare: not with --op mixed, one op kind is compared",
         )),
