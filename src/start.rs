@@ -13,7 +13,9 @@ use crate::signals::BlockedSignals;
 use crate::store::{Capabilities, RegisterError, Store};
 use crate::timer::{Sweeper, Timer};
 use crate::worker::{Driver, Worker};
-use crate::{EngineConfig, OpKind, Overlap, Region, RegionReport, affinity, exit, shutdown};
+use crate::{
+    EngineConfig, HandClock, OpKind, Overlap, Region, RegionReport, affinity, exit, shutdown,
+};
 
 /// Why an engine did not start. Whatever had been set up before is taken back.
 #[derive(Debug, thiserror::Error)]
@@ -130,6 +132,7 @@ pub struct EngineBuilder {
     config: EngineConfig,
     regions: Vec<Region>,
     warnings: Vec<String>,
+    clock: quanta::Clock,
 }
 
 impl std::fmt::Debug for dyn Store {
@@ -155,6 +158,7 @@ impl EngineBuilder {
             config: EngineConfig::default(),
             regions: Vec::new(),
             warnings: Vec::new(),
+            clock: quanta::Clock::new(),
         }
     }
 
@@ -213,11 +217,24 @@ impl EngineBuilder {
         Ok((Engine { shared }, drivers))
     }
 
+    /// [`start_by_hand`](Self::start_by_hand) on a clock that is moved by hand, too: nothing that happens then depends on the time
+    /// that it takes.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_by_hand_on(
+        mut self,
+        clock: &HandClock,
+    ) -> Result<(Engine, Vec<Driver>), StartError> {
+        self.clock = clock.clock();
+        self.start_by_hand()
+    }
+
     fn set_up(self) -> Result<(Shared, Vec<Plan>), StartError> {
         self.config.validate()?;
         let config = self.config.effective();
         let allowed = affinity::allowed();
-        let clock = quanta::Clock::new();
+        let clock = self.clock;
         let timer = Timer::new(&clock);
         let (groups, lanes) = layout(&config, &timer);
         let cores = affinity::assign(

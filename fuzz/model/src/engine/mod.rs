@@ -1,0 +1,15 @@
+//! The engine against a model of it: any bytes are a sequence of submissions, rounds, deadlines, cancels, dropped pairs and futures,
+//! and what the engine does is compared with what the model says at every step.
+//!
+//! The engine is driven by hand, on one thread and on a clock that is moved by hand. The store is the script's too: inside each of
+//! its calls the sequence goes on, so that ops end, and others come, while a call has them; other drivers make their rounds inside
+//! it, as other workers do.
+//!
+//! Compared are: the answer to each submission and cancel; each store call, with its keys, buffers and order; each completion, with
+//! its ticket, result and flags; the bytes of slots and objects; which slots are free; what is in quarantine; all counts.
+
+mod model;
+mod store;
+mod world;
+
+pub use world::check;

@@ -1,0 +1,9 @@
+//! What the fuzz targets do with their input: `fuzz/` runs these under a fuzzer, `tests/corpora.rs` runs the corpora that it
+//! found through them in every ordinary test run.
+//!
+//! Each of [`config::check`], [`trace::check`] and [`engine::check`] takes any bytes and panics where a promise is broken.
+
+pub mod config;
+pub mod engine;
+pub mod input;
+pub mod trace;
