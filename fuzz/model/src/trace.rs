@@ -28,13 +28,13 @@ pub fn check(bytes: &[u8]) {
     let is_blank = |line: &&[u8]| line.trim_ascii().is_empty();
     let Some(error) = error else {
         assert!(requests > 0, "a trace without requests was accepted");
-        assert!(lines[requests..].iter().all(|line| is_blank(&line)));
+        assert!(lines[requests..].iter().all(is_blank));
         return;
     };
     assert!(error.to_string().starts_with("a.jsonl"));
     assert!(!error.what.is_empty());
     match error.line {
-        None => assert!(requests == 0 && lines.iter().all(|line| is_blank(&line))),
+        None => assert!(requests == 0 && lines.iter().all(is_blank)),
         Some(line) => {
             // The first line that is no request.
             assert_eq!(line as usize, requests + 1, "{error}");

@@ -102,6 +102,9 @@ impl Op {
     }
 }
 
+/// An op in quarantine: kind, key, address, length, end.
+pub type Held = (OpKind, Vec<u8>, Option<usize>, usize, OpError);
+
 /// What a pair is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Notice {
@@ -608,7 +611,7 @@ impl Model {
             }),
             false => Self::check_nul(&request.key)
                 .and_then(|()| self.check_bytes(request))
-                .and_then(|()| match full {
+                .and(match full {
                     true => Err(SubmitError::RingFull { op: kind, room: 0 }),
                     false => Ok(()),
                 }),
@@ -813,7 +816,7 @@ impl Model {
         let turn = waits && {
             let nth = &mut self.background_waited[kind.index()];
             *nth += 1;
-            *nth % 8 == 0
+            nth.is_multiple_of(8)
         };
         if turn {
             self.fill(driver, kind, background, most, &mut batch);
@@ -1125,8 +1128,8 @@ impl Model {
 
     // ---- what can be seen
 
-    /// Ops that have ended while a call has them: kind, key, address, length, end.
-    pub fn quarantined(&self) -> Vec<(OpKind, Vec<u8>, Option<usize>, usize, OpError)> {
+    /// Ops that have ended while a call has them.
+    pub fn quarantined(&self) -> Vec<Held> {
         let held = self.quarantine.iter().map(|&id| {
             let op = &self.ops[id];
             let bytes = op.request.bytes.as_ref();

@@ -142,7 +142,10 @@ impl Store for Scripted {
             let gone = match objects.contains_key(batch.key(i)) {
                 false => Err(OpError::NotFound),
                 true if is_leased(batch.key(i)) && !batch.force() => Err(OpError::Leased),
-                true => Ok(drop(objects.remove(batch.key(i)))),
+                true => {
+                    objects.remove(batch.key(i));
+                    Ok(())
+                }
             };
             if fault != KeyFault::Untold {
                 batch.set(i, gone);
