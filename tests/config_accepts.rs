@@ -289,20 +289,6 @@ fn what_has_no_effect_is_warned_of_once() {
         );
         assert_eq!(adapter.effective().get("eviction"), None, "{kind}");
     }
-    // LMCache's own, about writes.
-    let replicas =
-        r#"{"type": "mooncake_store", "replica_num": "0", "nof_replica_num": 1, "a": 1}"#;
-    assert_eq!(
-        parse(replicas).warnings(),
-        [
-            "replica_num: no effect; writes go by Mooncake's own number of replicas",
-            "nof_replica_num: no effect; writes go by Mooncake's own number of replicas",
-        ]
-    );
-    assert_eq!(
-        mooncake(replicas).forwarded,
-        [("a".to_owned(), "1".to_owned())]
-    );
     let dedicated = r#""per_op_workers": {"lookup": 1, "retrieve": 1, "store": 1, "delete": 1}, "type": "null""#;
     assert!(parse(&format!("{{{dedicated}}}")).warnings().is_empty());
     assert_eq!(

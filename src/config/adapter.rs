@@ -116,17 +116,7 @@ impl L2Adapter {
                 object.finish(&known(&SimConfig::KEYS))?;
                 StoreConfig::Sim(Box::new(sim))
             }
-            "mooncake_store" => {
-                for key in MooncakeConfig::OF_WRITES {
-                    if let Some(field) = object.take(key) {
-                        warnings.push(format!(
-                            "{}: no effect; writes go by Mooncake's own number of replicas",
-                            field.path
-                        ));
-                    }
-                }
-                StoreConfig::MooncakeStore(MooncakeConfig::read(object)?)
-            }
+            "mooncake_store" => StoreConfig::MooncakeStore(MooncakeConfig::read(object)?),
             _ => return Err(kind.refuse(TYPES)),
         };
         Ok(Self {

@@ -9,8 +9,6 @@ use super::json::{Field, Node, Object};
 /// A number without an exponent is forwarded digit for digit as it was written, however long; one with an exponent
 /// is written out (`1e9` is `1000000000`), since Mooncake reads its integers up to the first letter. `null`
 /// leaves a key out. Objects, lists, and NUL bytes, which the C interface would cut at, are refused.
-///
-/// `replica_num` and `nof_replica_num`, which LMCache passes to writes, are not forwarded and have no effect; a warning says so.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MooncakeConfig {
@@ -19,9 +17,6 @@ pub struct MooncakeConfig {
 }
 
 impl MooncakeConfig {
-    /// LMCache's keys that are about writes, not about the set-up.
-    pub(super) const OF_WRITES: [&str; 2] = ["replica_num", "nof_replica_num"];
-
     /// Takes all that is left of the adapter's object.
     pub(super) fn read(rest: Object) -> Result<Self, ConfigError> {
         let mut forwarded = Vec::new();
