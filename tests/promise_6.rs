@@ -245,17 +245,29 @@ fn lookups_are_answered_while_stores_without_end_are_made() {
         };
         let sim = sim(memory(), options);
         let (region, pool) = slots(64, 64);
-        let engine = start(sim, config().num_workers(1).max_batch(1), &region);
+        let watched = Watched::new(sim);
+        let config = config().num_workers(1).max_batch(1);
+        let engine = start(watched.clone(), config, &region);
         let mut stores = engine.pair(32).unwrap();
         let mut lookups = engine.pair(1).unwrap();
+        let mut so_far = 0;
         for i in 0..30 {
             while stores.credits() > 0 {
                 submit(&mut stores, op(OpKind::Store, "key", &pool, 64));
             }
             submit(&mut lookups, Submission::lookup(&format!("{i}")));
-            let before = engine.stats().lane(OpKind::Store).calls;
+            let before = watched.count(OpKind::Store);
             assert_eq!(reap(&mut lookups, 1)[0].result, Ok(Done::Absent));
-            let between = engine.stats().lane(OpKind::Store).calls - before;
+            // By the order of the calls: this thread may have slept meanwhile.
+            let calls = watched.take_calls();
+            let stores_of = |calls: &[Call]| {
+                let stores = calls.iter().filter(|call| call.op == OpKind::Store);
+                stores.count() as u64
+            };
+            let at = calls.iter().position(|call| call.op == OpKind::Lookup);
+            let at_lookup = so_far + stores_of(&calls[..at.unwrap()]);
+            so_far += stores_of(&calls);
+            let between = at_lookup.saturating_sub(before);
             assert!(between <= 8, "{between} stores before one lookup");
             stores.completions().for_each(drop);
         }
