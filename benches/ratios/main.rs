@@ -397,10 +397,10 @@ fn beside_stores(mut effort: Effort, own_worker: bool, one_pipe: bool, pace: Dur
     let stores = Stores::new(stores::config(own_worker), one_pipe, pace);
     let stores = std::cell::RefCell::new(stores);
     // As long as a burst.
-    let quiet = Duration::from_millis(if one_pipe { 840 } else { 280 });
+    let quiet = Duration::from_micros(if one_pipe { 4200 } else { 1400 }) * effort.stores as u32;
     alternate(
         effort,
-        || stores.borrow_mut().burst(&keys),
+        || stores.borrow_mut().burst(effort.stores, &keys),
         || stores.borrow_mut().quiet(quiet, &keys),
     )
 }
@@ -429,6 +429,7 @@ fn main() -> ExitCode {
             turns: 5,
             turn: Duration::from_millis(4),
             samples: 20,
+            stores: 40,
             repeats: 3,
             limit: Duration::from_millis(500),
         },
@@ -436,6 +437,7 @@ fn main() -> ExitCode {
             turns: 51,
             turn: Duration::from_millis(5),
             samples: 100,
+            stores: stores::STORES,
             repeats: 30,
             limit: Duration::from_secs(15),
         },

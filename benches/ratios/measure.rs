@@ -31,6 +31,8 @@ pub struct Effort {
     pub turn: Duration,
     /// Samples in a turn that measures single round trips.
     pub samples: usize,
+    /// Large stores in a burst.
+    pub stores: usize,
     /// How often a turn is repeated in which the system took a core away from one of this process' threads for another process. Such a
     /// turn says nothing: two threads that wait for each other stand still together.
     pub repeats: usize,
