@@ -20,6 +20,9 @@ use crate::submission::{Buffer, Submission};
 use crate::waker::OpWaker;
 use crate::{EngineConfig, Slot, SubmitError, key};
 
+/// How often a free place is looked for that hides: as long as its giver may be kept from its core, more or less.
+const LOOKS: u32 = 1000;
+
 /// Caller numbers below this are pairs'.
 const FIRST_CALLER: u16 = 4096;
 
@@ -114,7 +117,7 @@ impl Clients {
             .ok_or(SubmitError::NoCredit { depth })?;
         let mut long_place = None;
         if OpTable::is_long(submission.key) {
-            long_place = self.long_places.acquire();
+            long_place = self.long_place();
             if long_place.is_none() {
                 self.give_back(index, None);
                 let places = self.table.long_key_places();
@@ -200,6 +203,18 @@ impl Clients {
         self.pass_on(index);
     }
 
+    /// A place for a long key. One that is free may hide for a moment behind another that is just being given back.
+    fn long_place(&self) -> Option<u32> {
+        for _ in 0..LOOKS {
+            let place = self.long_places.acquire();
+            if place.is_some() || self.long_places.free() == 0 {
+                return place;
+            }
+            std::thread::yield_now();
+        }
+        None
+    }
+
     /// Gives a credit to the first that waits for one, or else to all.
     #[inline]
     pub(crate) fn pass_on(&self, index: u32) {
@@ -207,11 +222,16 @@ impl Clients {
         while let Some(credit) = index.take() {
             if self.waiting.is_anybody() {
                 index = self.waiting.grant(credit);
-                // Nobody waits any more: once more.
-                continue;
+                if index.is_some() {
+                    // Nobody waits any more: once more.
+                    continue;
+                }
+            } else {
+                self.credits.release(credit);
             }
-            self.credits.release(credit);
-            // Pairs with the fence in `Waiting::register`: who queued up has seen the credit, or is seen here.
+            // Pairs with the fence in `Waiting::register`: who queued up has seen the credit, or is seen here. Also after a credit
+            // was granted: another's may have been hidden behind it, while it was on its way into the ring, from its own giver and from
+            // those who wait; of two givers one sees what both have put there.
             fence(Ordering::SeqCst);
             if self.waiting.is_anybody() {
                 index = self.credits.acquire();
