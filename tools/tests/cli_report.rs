@@ -251,28 +251,6 @@ fn ops_at_a_rate_come_at_that_rate() {
     }
 }
 
-#[test]
-fn what_a_round_has_no_keys_for_is_not_missed() {
-    let folder = folder("rate_rounds");
-    let args = [
-        "bench",
-        "--op",
-        "store",
-        "--rate",
-        "2000",
-        "--keys",
-        "100",
-        "--depth",
-        "16",
-        "--seconds",
-        "0.4",
-    ];
-    let (_, report) = recorded(&folder, "a", &args);
-    assert!(report["rounds"].as_u64() > Some(2), "{report:#}");
-    let number = |name: &str| report[name].as_u64().expect("a number");
-    assert!(number("unstarted_ops") < number("ops") / 2, "{report:#}");
-}
-
 /// The store takes 20 ms a key and is asked for 200 keys a second, 4 times what it can do. Who asks only when an answer has come sees
 /// some 80 ms; what was due waits for half a second.
 #[test]
@@ -302,7 +280,12 @@ fn latencies_at_a_rate_count_the_wait_of_what_was_due() {
         let lane = &report["lanes"]["lookup"];
         let max = |member: &str| lane[member]["max"].as_f64().expect("a number");
         assert!(max("corrected_us") > 500_000.0, "{lane:#}");
-        assert!(max("corrected_us") > 2.0 * max("caller_us"), "{lane:#}");
+        // However slow the machine is: each op is later than the one before, by three quarters of what a call takes.
+        let mean = |member: &str| lane[member]["mean"].as_f64().expect("a number");
+        assert!(
+            mean("corrected_us") > mean("caller_us") + 200_000.0,
+            "{lane:#}"
+        );
         let unstarted = report["unstarted_ops"].as_u64().expect("a number");
         let ops = report["ops"].as_u64().expect("a number");
         assert!(
@@ -383,8 +366,8 @@ fn the_page_has_each_lane_and_each_figure() {
         "bench",
         "--op",
         "store",
-        "--seconds",
-        "0.4",
+        "--ops",
+        "2000",
         "--keys",
         "500",
         "--l2-adapter",

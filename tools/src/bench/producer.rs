@@ -421,3 +421,27 @@ fn over_client_at_rate<'h>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_due_is_missed_only_when_the_time_is_over() {
+        let backlog = |until: Instant, began: Instant| {
+            let limit = Limit {
+                until: Some(until),
+                ..Limit::NONE
+            };
+            let mut counts = Counts::default();
+            limit.count_backlog(Some(Schedule::new(began, 10.0, 0, 1)), &mut counts);
+            counts.unstarted
+        };
+        let now = Instant::now();
+        let second = Duration::from_secs(1);
+        // A round of keys that is over before.
+        assert_eq!(backlog(now + 3600 * second, now), 0);
+        let began = now.checked_sub(second).expect("up for a second");
+        assert_eq!(backlog(now, began), 10);
+    }
+}
