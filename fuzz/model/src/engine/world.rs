@@ -26,7 +26,10 @@ const SLOTS: [SlotClass; 2] = [
         size: 16,
         count: 12,
     },
-    SlotClass { size: 64, count: 8 },
+    SlotClass {
+        size: 64,
+        count: 16,
+    },
 ];
 /// Behind the slots, for stores of spans.
 const SPANS: usize = 256;
@@ -133,7 +136,7 @@ impl World {
         let groups: Vec<Vec<OpKind>> = groups.filter(|ops| !ops.is_empty()).collect();
 
         let with_clients = layout & 4 != 0;
-        let max_batch = input.one_of(&[1, 2, 3, 5, 16]);
+        let max_batch = input.one_of(&[1, 2, 5, 16, 16]);
         // Where clients are, no batch comes to its bound of bytes: see `Model::peeked_len`.
         let max_bytes = match with_clients {
             true => 1 << 20,
@@ -313,15 +316,14 @@ impl World {
             // Long ones, up to the limit of `max_key`.
             36 => vec![b'y'; 300],
             34 | 35 => vec![b'z'; 256],
-            n => match n % 7 {
-                0 => b"a".to_vec(),
-                1 => b"bb".to_vec(),
-                2 => b"Leased".to_vec(),
-                3 => b"a key of sixteen".to_vec(),
-                4 => b"Leased, and rather longer".to_vec(),
-                5 => vec![b'v'; 255],
-                _ => b"model@0@1@0123456789abcdef".to_vec(),
-            },
+            29 => b"bb".to_vec(),
+            30 => b"a key of sixteen".to_vec(),
+            31 => b"Leased, and rather longer".to_vec(),
+            32 => vec![b'v'; 255],
+            33 => b"model@0@1@0123456789abcdef".to_vec(),
+            // Few, so that they meet.
+            21..=28 => b"Leased".to_vec(),
+            _ => b"a".to_vec(),
         }
     }
 
@@ -332,7 +334,7 @@ impl World {
         let key = self.key();
         let mut slot = None;
         if matches!(kind, OpKind::Retrieve | OpKind::Store) {
-            slot = self.lend();
+            slot = self.lend(kind);
         }
         let bytes = slot.as_mut().map(|(slot, len)| self.fill(slot, *len));
         let request = Request {
@@ -341,8 +343,9 @@ impl World {
             key,
             bytes,
             time: match how >> 1 & 7 {
-                0 => Time::Ns(0),
-                1 | 2 => Time::Ns(1_000_000),
+                0 => Time::Ns(self.input.borrow_mut().one_of(&[0, 1_000_000])),
+                1 => Time::Ns(1_000_000),
+                2 => Time::Ns(2_500_000),
                 3 => Time::Ns(3_600_000_000_000),
                 4 => Time::Endless,
                 _ => Time::OfItsLane,
@@ -354,9 +357,11 @@ impl World {
         (request, slot.map(|(slot, _)| slot))
     }
 
-    fn lend(&self) -> Option<(Slot, usize)> {
+    fn lend(&self, kind: OpKind) -> Option<(Slot, usize)> {
         let len = match self.below(12) {
             11 => 0,
+            // Most that is read fits.
+            n if kind == OpKind::Retrieve && n >= 4 => 54 + n,
             10 => 64,
             9 => 17,
             n => n + 8,
@@ -404,7 +409,7 @@ impl World {
         }
         let which = self.below(pairs.len());
         let submitter = &mut pairs[which];
-        let n = 1 + self.below(8).saturating_sub(3);
+        let n = 1 + self.below(8);
         let mut batch = submitter.pair.batch();
         let mut rings = Vec::new();
         let mut submitted = 0;
@@ -690,7 +695,7 @@ impl World {
     }
 
     fn open(&self) {
-        let depth = self.input.borrow_mut().one_of(&[1, 2, 3, 5, 8]);
+        let depth = self.input.borrow_mut().one_of(&[1, 3, 8, 8, 16]);
         let expected = self.model.borrow_mut().open_pair(depth);
         match (self.engine.pair(depth), expected) {
             (Ok(pair), Some(id)) => self.pairs.borrow_mut().push(Submitter {
