@@ -28,6 +28,7 @@
 //! | `moonring_failed_calls` | `op` | calls in a row in which every key failed |
 //! | `moonring_overdue_calls` | `op` | calls that have not returned though the time of an op of theirs is up |
 //! | `moonring_batch_bound_keys` | `op` | most keys that the next call takes |
+//! | `moonring_queued_ops` | `op` | entries that wait in its rings for a worker, now |
 //!
 //! ```
 //! use moonring::{Engine, metrics::Metrics, store::NullStore};
@@ -160,7 +161,9 @@ impl Page<'_> {
         let help = "Most keys that the next call takes";
         self.lanes("batch_bound_keys", help, health, |lane| {
             lane.batch_bound as u64
-        })
+        })?;
+        let help = "Ops that wait for a worker";
+        self.lanes("queued_ops", help, health, |lane| lane.queued as u64)
     }
 
     fn count(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {

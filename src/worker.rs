@@ -102,6 +102,8 @@ pub(crate) struct Worker {
     permit: Permit,
     /// Makes no calls: see [`Worker::run_spare`].
     spare: bool,
+    /// It runs on a caller's thread: nobody sends anything while it waits.
+    by_hand: bool,
     /// The lane of `batch_op` counts this worker as a holder.
     holds: bool,
     begun: Begun,
@@ -148,6 +150,7 @@ impl Worker {
             batch_op: OpKind::Lookup,
             permit: Permit::Answer,
             spare: number == engine.groups[group].workers,
+            by_hand: false,
             holds: false,
             begun: Begun::default(),
             left: false,
@@ -501,7 +504,7 @@ impl Worker {
                 .after_call(outcome, self.permit, overdue, || now);
             lane.pace.end(ended, now);
         }
-        let gather_time = match called {
+        let gather_time = match called && !self.by_hand {
             true => lane.pace.gather_time(),
             false => 0,
         };
@@ -671,7 +674,8 @@ impl Worker {
 pub struct Driver(Worker, Sweeper);
 
 impl Driver {
-    pub(crate) fn new(worker: Worker) -> Self {
+    pub(crate) fn new(mut worker: Worker) -> Self {
+        worker.by_hand = true;
         Self(worker, Sweeper::new())
     }
 

@@ -249,7 +249,9 @@ pub unsafe extern "C" fn moonring_shutdown(
                     not_unregistered: ended.not_unregistered.len() as u64,
                 };
                 // SAFETY: the caller's: NULL, or a place for it.
-                unsafe { report.as_mut() }.map(|report| *report = told);
+                if let Some(report) = unsafe { report.as_mut() } {
+                    *report = told;
+                }
                 MOONRING_OK
             }
             Err(error) => fail(error, error),
