@@ -6,7 +6,7 @@ mod standin;
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -147,6 +147,8 @@ fn a_call_that_is_stuck_in_a_library_is_not_torn_down_under() {
 
 static SPY: OnceLock<Arc<Spy>> = OnceLock::new();
 static ENGINE: OnceLock<Engine> = OnceLock::new();
+/// The host's process: in a forked child the spy's lock may be held for ever, by a worker that is not there.
+static HOST_PROCESS: AtomicU32 = AtomicU32::new(0);
 /// Where the signal handler writes.
 static PIPE: AtomicI32 = AtomicI32::new(-1);
 
@@ -159,6 +161,9 @@ fn say(text: &str) {
 
 /// The host's own exit handler: registered before the engine starts, it runs after ours.
 extern "C" fn at_exit() {
+    if HOST_PROCESS.load(Relaxed) != std::process::id() {
+        return;
+    }
     let Some(spy) = SPY.get() else { return };
     let seen = spy.seen();
     let closed = seen.last() == Some(&Seen::Close);
@@ -177,6 +182,7 @@ extern "C" fn at_exit() {
 fn start(options: SimOptions) -> (Engine, Arc<SimStore>) {
     let sim = sim(options);
     let spy = SPY.get_or_init(|| {
+        HOST_PROCESS.store(std::process::id(), Relaxed);
         // SAFETY: a function of this program.
         unsafe { libc::atexit(at_exit) };
         Spy::new(sim.clone(), |_| ())
