@@ -197,9 +197,46 @@ fn explain(text: &str, error: &serde_json::Error) -> String {
             .iter()
             .enumerate()
             .find_map(|(i, id)| not_whole(id).map(|fault| format!("hash_ids[{i}]: {fault}")))
-            .unwrap_or_else(|| without_place(error)),
+            .unwrap_or_else(|| match twice(text) {
+                // The last one counts above, and is as it should be.
+                Some(field) => format!("{field}: stands twice"),
+                None => without_place(error),
+            }),
         Some(other) => format!("hash_ids: expected an array, found {}", kind(other)),
     }
+}
+
+/// The first field of a request that the JSON object has twice.
+fn twice(text: &str) -> Option<&'static str> {
+    const FIELDS: [&str; 4] = ["timestamp", "input_length", "output_length", "hash_ids"];
+    struct Names(Vec<String>);
+    impl<'de> serde::Deserialize<'de> for Names {
+        fn deserialize<D: serde::Deserializer<'de>>(object: D) -> Result<Self, D::Error> {
+            struct Visitor;
+            impl<'de> serde::de::Visitor<'de> for Visitor {
+                type Value = Names;
+
+                fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                    f.write_str("an object")
+                }
+
+                fn visit_map<A: serde::de::MapAccess<'de>>(
+                    self,
+                    mut fields: A,
+                ) -> Result<Names, A::Error> {
+                    let mut names = Vec::new();
+                    while let Some((name, serde::de::IgnoredAny)) = fields.next_entry()? {
+                        names.push(name);
+                    }
+                    Ok(Names(names))
+                }
+            }
+            object.deserialize_map(Visitor)
+        }
+    }
+    let Names(names) = serde_json::from_str(text).ok()?;
+    let count = |field: &str| names.iter().filter(|name| *name == field).count();
+    FIELDS.into_iter().find(|field| count(field) > 1)
 }
 
 fn not_json(error: &serde_json::Error) -> String {
@@ -369,7 +406,7 @@ mod tests {
             ),
             (
                 GOOD.replace("{", "{\"timestamp\": 1, "),
-                "duplicate field `timestamp`",
+                "timestamp: stands twice",
             ),
             (
                 "[3, 700, 9, [0, 7]]".into(),
@@ -384,6 +421,10 @@ mod tests {
             (
                 format!("{GOOD} x"),
                 "not JSON: trailing characters at column 79",
+            ),
+            (
+                GOOD.replace("{", r#"{"hash_ids": 0, "#),
+                "hash_ids: stands twice",
             ),
         ];
         for (line, what) in cases {
