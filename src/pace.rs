@@ -189,7 +189,10 @@ impl Pace {
     pub(crate) fn end(&self, call: Ended, now: u64) {
         let paced = self.paced.load(Relaxed);
         let is_small = !call.left && call.ops < CALM as usize;
-        if self.most == 0 || (is_small && !paced && self.calls.mean_ops.load(Relaxed) == 0) {
+        // One that was stuck is taken off the stuck ones, however small.
+        let was_stuck = call.begun.stalls != self.stalls.load(Relaxed);
+        let is_calm = !paced && self.calls.mean_ops.load(Relaxed) == 0;
+        if self.most == 0 || (is_small && !was_stuck && is_calm) {
             return;
         }
         self.count_end(call, paced, now);

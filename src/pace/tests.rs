@@ -419,3 +419,23 @@ fn calls_that_hang_do_not_count_until_they_return() {
     (0..4).for_each(|i| end(pace.begin(), 3 * RULES.patience + i));
     assert_eq!(pace.limit(0), 1);
 }
+
+#[test]
+fn a_small_call_that_hung_counts_no_more_when_it_has_returned() {
+    let pace = Pace::new(3, RULES);
+    pace.learned(1, 0, 0);
+    let begun = pace.begin();
+    let now = RULES.patience + 1;
+    pace.watch(1, now);
+    assert_eq!(pace.limit(0), u32::MAX, "open, and one is stuck");
+    let ended = Ended {
+        begun,
+        since: 0,
+        ops: 1,
+        bytes: 0,
+        left: false,
+    };
+    pace.end(ended, now + 1);
+    pace.learned(1, 0, now + 1);
+    assert_eq!(pace.limit(0), 1);
+}
