@@ -231,16 +231,17 @@ impl Shared {
         }
     }
 
-    /// Entries in the rings of an op kind. A hint.
-    pub(crate) fn queued(&self, op: OpKind) -> usize {
+    /// Entries in the rings of each op kind. A hint.
+    pub(crate) fn queued(&self) -> [usize; 4] {
         // They are the parent's; and the pairs' lock may have been taken when the child was made.
         if self.is_forked() {
-            return 0;
+            return [0; 4];
         }
         let pairs = self.pairs.all();
-        let of_pairs = pairs.iter().map(|pair| pair.queued(op)).sum::<usize>();
-        let queues = self.lanes[op.index()].queues.iter();
-        of_pairs + queues.map(|queue| queue.clients.len()).sum::<usize>()
+        OpKind::ALL.map(|op| {
+            let of_pairs = pairs.iter().map(|pair| pair.queued(op)).sum::<usize>();
+            of_pairs + self.lanes[op.index()].queued_by_clients()
+        })
     }
 
     /// When the time of an op is up, in ticks.

@@ -51,7 +51,11 @@ pub struct Health {
 
 impl Health {
     pub(crate) fn of(engine: &Shared) -> Self {
-        let lanes = OpKind::ALL.map(|op| engine.lanes[op.index()].circuit.look(engine.queued(op)));
+        let queued = engine.queued();
+        let lanes = OpKind::ALL.map(|op| {
+            let circuit = &engine.lanes[op.index()].circuit;
+            circuit.look(queued[op.index()])
+        });
         let quarantined = engine.quarantine.ops() as u64;
         let mut reasons = Vec::new();
         if engine.is_closing() {

@@ -128,6 +128,11 @@ impl Lane {
         self.queues.iter().all(|q| q.clients.is_drained())
     }
 
+    /// Entries in the clients' rings. A hint.
+    pub(crate) fn queued_by_clients(&self) -> usize {
+        self.queues.iter().map(|queue| queue.clients.len()).sum()
+    }
+
     /// Whether a worker would find something to do.
     #[inline]
     pub(crate) fn has_work(&self) -> bool {

@@ -584,7 +584,7 @@ impl Worker {
     fn queued(&self, lane: &Lane) -> usize {
         let queues = |source| match self.pairs.taken(source) {
             Some(pair) => pair.queued(lane.op),
-            None => lane.queues.iter().map(|queue| queue.clients.len()).sum(),
+            None => lane.queued_by_clients(),
         };
         let runs = self.batch.runs().iter();
         runs.map(|run| queues(run.source)).sum()
