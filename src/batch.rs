@@ -23,6 +23,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use moonring_rings::slots::{Ended, Ticket};
 
 use crate::circuit::Outcome;
+use crate::clock::Clock;
 use crate::inflight::{Descriptor, EXACT, FORCE, NEVER, OpTable, is_late};
 use crate::stats::LaneRecorder;
 use crate::store::{
@@ -32,12 +33,17 @@ use crate::waker::drop_quietly;
 use crate::{OpError, OpKind};
 
 /// An op that this worker has claimed.
+#[derive(Clone, Copy)]
 struct Op {
     ticket: Ticket,
     descriptor: *const Descriptor,
-    /// Its key's place in the call.
-    place: u32,
-    result: RawResult,
+}
+
+impl Op {
+    const NONE: Self = Self {
+        ticket: Ticket::from_word(0),
+        descriptor: std::ptr::null(),
+    };
 }
 
 /// Ops of one source that lie side by side in the batch.
@@ -56,10 +62,17 @@ pub(crate) struct Bounds {
 }
 
 pub(crate) struct Batch {
-    ops: Vec<Op>,
+    /// The first `len` are in use.
+    ops: Box<[Op]>,
+    len: usize,
     runs: Vec<Run>,
     bytes: usize,
     call: Call,
+    /// No op of the batch shares its key, and all were in one call: op `i` has place `i`, and result `i` of the call.
+    direct: bool,
+    /// Otherwise: by op, its key's place in its call, and its result.
+    places: Box<[u32]>,
+    results: Box<[RawResult]>,
     /// Ops that must wait for a further call, by their index in `ops`.
     later: Vec<u32>,
     now: Vec<u32>,
@@ -99,7 +112,11 @@ unsafe impl Send for Batch {}
 impl Batch {
     pub(crate) fn new(max_ops: usize) -> Self {
         Self {
-            ops: Vec::with_capacity(max_ops),
+            ops: vec![Op::NONE; max_ops].into(),
+            len: 0,
+            direct: false,
+            places: vec![0; max_ops].into(),
+            results: vec![UNSET; max_ops].into(),
             runs: Vec::with_capacity(max_ops),
             bytes: 0,
             call: Call {
@@ -122,15 +139,15 @@ impl Batch {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.ops.is_empty()
+        self.len == 0
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.ops.len()
+        self.len
     }
 
     pub(crate) fn is_full(&self, bounds: Bounds) -> bool {
-        self.ops.len() >= bounds.ops || (!self.ops.is_empty() && self.bytes >= bounds.bytes)
+        self.len >= bounds.ops || (self.len > 0 && self.bytes >= bounds.bytes)
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -152,10 +169,15 @@ impl Batch {
         table: &OpTable,
         words: &[u64],
         worker: usize,
-        clock: &quanta::Clock,
+        clock: &Clock,
     ) {
-        let start = self.ops.len();
+        let start = self.len;
         let mut now = None;
+        let mut bytes = 0;
+        let free = self.ops.get_mut(start..).unwrap_or_default();
+        debug_assert!(words.len() <= free.len());
+        let room = free.len();
+        let mut free = free.iter_mut();
         for &word in words {
             let ticket = Ticket::from_word(word);
             // SAFETY: tickets in a ring are of its table.
@@ -175,24 +197,33 @@ impl Batch {
             if deadline != NEVER {
                 d.set_worker(worker);
             }
-            self.bytes += d.len();
-            self.ops.push(Op {
-                ticket,
-                descriptor,
-                place: 0,
-                result: UNSET,
-            });
+            bytes += d.len();
+            if let Some(place) = free.next() {
+                *place = Op { ticket, descriptor };
+            }
         }
-        let end = self.ops.len();
+        let end = start + (room - free.len());
         if start < end {
+            self.len = end;
+            self.bytes += bytes;
             self.runs.push(Run { source, start, end });
         }
+    }
+
+    /// By op.
+    #[inline]
+    fn results(&self) -> &[RawResult] {
+        let results = match self.direct {
+            true => &self.call.results,
+            false => &self.results,
+        };
+        &results[..self.len]
     }
 
     /// How the calls went, by the results of all ops that are left.
     #[inline]
     pub(crate) fn outcome(&self) -> Outcome {
-        Outcome::of(self.ops.iter().map(|op| &op.result))
+        Outcome::of(self.results().iter())
     }
 
     /// Ops whose time was up when they were taken from their ring.
@@ -207,7 +238,7 @@ impl Batch {
         &mut self,
         table_of: impl Fn(usize) -> &'t OpTable,
         kind: OpKind,
-        clock: &quanta::Clock,
+        clock: &Clock,
         stats: &LaneRecorder,
         now: u64,
     ) {
@@ -230,9 +261,14 @@ impl Batch {
         let (mut time, mut n) = (0, 0);
         let mut ok = [0u64; 3];
         let mut failed = false;
+        let results = match self.direct {
+            true => &self.call.results,
+            false => &self.results,
+        };
         for run in &self.runs {
             let ops = table_of(run.source).ops();
-            for op in &mut self.ops[run.start..run.end] {
+            let (start, end) = (run.start, run.end);
+            for (op, result) in self.ops[start..end].iter_mut().zip(&results[start..end]) {
                 // SAFETY: the op is claimed, see `admit`.
                 let submitted = unsafe { (*op.descriptor).submitted };
                 // SAFETY: the op was claimed by `admit`, and is ended only here.
@@ -247,8 +283,8 @@ impl Batch {
                     (time, n) = (submitted, 0);
                 }
                 n += 1;
-                match op.result {
-                    Ok(value) => ok[value.min(most) as usize] += 1,
+                match result {
+                    Ok(value) => ok[(*value).min(most) as usize] += 1,
                     Err(_) => failed = true,
                 }
             }
@@ -270,25 +306,30 @@ impl Batch {
 
     #[cold]
     fn count_failed(&self, stats: &LaneRecorder) {
-        for op in self.ops.iter().filter(|op| op.result.is_err()) {
-            stats.result(&op.result, 1);
+        for result in self.results().iter().filter(|result| result.is_err()) {
+            stats.result(result, 1);
         }
     }
 
     #[cold]
     fn leave_out_abandoned(&mut self) {
+        let results = match self.direct {
+            true => &mut self.call.results,
+            false => &mut self.results,
+        };
         let mut kept = 0;
         for run in &mut self.runs {
             let start = kept;
             for i in run.start..run.end {
                 if !self.ops[i].descriptor.is_null() {
                     self.ops.swap(kept, i);
+                    results.swap(kept, i);
                     kept += 1;
                 }
             }
             (run.start, run.end) = (start, kept);
         }
-        self.ops.truncate(kept);
+        self.len = kept;
     }
 
     pub(crate) fn has_abandoned(&self) -> bool {
@@ -302,9 +343,8 @@ impl Batch {
 
     /// Ends every op with `error`, without a store call.
     pub(crate) fn fail_all(&mut self, error: OpError) {
-        for op in &mut self.ops {
-            op.result = Err(error);
-        }
+        self.direct = false;
+        self.results[..self.len].fill(Err(error));
     }
 
     /// Executes the ops; afterwards each has its result. Returns when the last store call returned, in ticks.
@@ -313,114 +353,180 @@ impl Batch {
         &mut self,
         kind: OpKind,
         store: &dyn Store,
-        clock: &quanta::Clock,
+        clock: &Clock,
         stats: &LaneRecorder,
-    ) -> u64 {
-        let ended = self.pass(kind, store, clock, stats, 0..self.ops.len() as u32);
-        match self.later.is_empty() {
-            true => ended,
-            false => self.execute_later(kind, store, clock, stats),
-        }
-    }
-
-    /// Rare: equal keys that can't be folded. Each round settles at least the first of them.
-    #[cold]
-    fn execute_later(
-        &mut self,
-        kind: OpKind,
-        store: &dyn Store,
-        clock: &quanta::Clock,
-        stats: &LaneRecorder,
-    ) -> u64 {
-        loop {
-            std::mem::swap(&mut self.later, &mut self.now);
-            self.later.clear();
-            let now = std::mem::take(&mut self.now);
-            let ended = self.pass(kind, store, clock, stats, now.iter().copied());
-            self.now = now;
-            if self.later.is_empty() {
-                return ended;
-            }
-        }
-    }
-
-    /// One store call for those of `todo` that can share it; the others go to `later`.
-    #[inline]
-    fn pass(
-        &mut self,
-        kind: OpKind,
-        store: &dyn Store,
-        clock: &quanta::Clock,
-        stats: &LaneRecorder,
-        todo: impl ExactSizeIterator<Item = u32> + Clone,
     ) -> u64 {
         self.call.clear();
         self.callers.clear();
+        let alone = self.place_alone(kind);
+        self.direct = alone == self.len;
+        if !self.direct {
+            return self.execute_folded(kind, store, clock, stats, alone);
+        }
+        let force = kind == OpKind::Delete && self.force_of(0);
+        let ended = self.call(kind, store, clock, stats, self.len, force);
+        if matches!(kind, OpKind::Retrieve | OpKind::Store) {
+            self.settle_direct(kind, stats);
+        }
+        ended
+    }
+
+    /// Gives ops their own places, op `i` place `i`, up to the first whose key has one already or whose `force` is another.
+    /// Returns how many.
+    #[inline(always)]
+    fn place_alone(&mut self, kind: OpKind) -> usize {
+        let ops = &self.ops[..self.len];
+        let call = &mut self.call;
         let mut force = None;
-        let alone = todo.len() == 1;
-        for i in todo.clone() {
+        let mut placed = 0;
+        for ((op, key), key_len) in ops.iter().zip(&mut call.keys).zip(&mut call.key_lens) {
+            // SAFETY: the op is claimed, see `admit`.
+            let d = unsafe { &*op.descriptor };
+            if kind == OpKind::Delete
+                && *force.get_or_insert(d.flags() & FORCE) != d.flags() & FORCE
+            {
+                break;
+            }
+            let is_new = call.seen.find_or_insert(d.hash, placed as u32, |other| {
+                // SAFETY: as above.
+                let other = unsafe { &*ops[other as usize].descriptor };
+                is_equal(d, other)
+            });
+            if is_new.is_some() {
+                break;
+            }
+            *key = d.key.cast();
+            *key_len = d.key_len as usize;
+            self.callers.add(d.caller);
+            placed += 1;
+        }
+        if matches!(kind, OpKind::Retrieve | OpKind::Store) {
+            let bufs = call.bufs.iter_mut().zip(&mut call.buf_lens);
+            for (op, (buf, len)) in ops[..placed].iter().zip(bufs) {
+                // SAFETY: as above.
+                let d = unsafe { &*op.descriptor };
+                (*buf, *len) = (d.buf, d.len());
+            }
+        }
+        call.len = placed;
+        placed
+    }
+
+    /// The first `placed` ops have places of their own; of the others, some share them, or must wait for a further call.
+    #[inline(never)]
+    fn execute_folded(
+        &mut self,
+        kind: OpKind,
+        store: &dyn Store,
+        clock: &Clock,
+        stats: &LaneRecorder,
+        placed: usize,
+    ) -> u64 {
+        let all = 0..self.len as u32;
+        for (i, place) in self.places[..placed].iter_mut().enumerate() {
+            *place = i as u32;
+            self.call.leaders[i] = i as u32;
+        }
+        let force = kind == OpKind::Delete && self.force_of(0);
+        self.place(kind, placed as u32..self.len as u32, force);
+        let mut ended = self.pass(kind, store, clock, stats, all, force);
+        // Rare: equal keys that can't be folded. Each round settles at least the first of them.
+        while let Some(&first) = self.later.first() {
+            std::mem::swap(&mut self.later, &mut self.now);
+            self.later.clear();
+            self.call.clear();
+            self.callers.clear();
+            let now = std::mem::take(&mut self.now);
+            let force = kind == OpKind::Delete && self.force_of(first as usize);
+            self.place(kind, now.iter().copied(), force);
+            ended = self.pass(kind, store, clock, stats, now.iter().copied(), force);
+            self.now = now;
+        }
+        ended
+    }
+
+    fn force_of(&self, op: usize) -> bool {
+        // SAFETY: the op is claimed, see `admit`.
+        let d = unsafe { &*self.ops[op].descriptor };
+        d.flags() & FORCE != 0
+    }
+
+    /// Finds places for these; those that can't be in this call go to `later`.
+    fn place(&mut self, kind: OpKind, todo: impl Iterator<Item = u32>, force: bool) {
+        for i in todo {
             // SAFETY: the op is claimed, see `admit`.
             let d = unsafe { &*self.ops[i as usize].descriptor };
-            let waits = kind == OpKind::Delete
-                && *force.get_or_insert(d.flags() & FORCE) != d.flags() & FORCE;
+            let waits = kind == OpKind::Delete && self.force_of(i as usize) != force;
             let place = match waits {
                 true => LATER,
-                // One alone has no equal.
-                false if alone => self.call.lead(kind, i, d),
                 false => self.call.place(kind, i, d, &self.ops),
             };
-            self.ops[i as usize].place = place;
+            self.places[i as usize] = place;
             match place {
                 LATER => self.later.push(i),
                 _ => self.callers.add(d.caller),
             }
         }
+    }
 
+    /// One store call for those of `todo` that have places; their results.
+    fn pass(
+        &mut self,
+        kind: OpKind,
+        store: &dyn Store,
+        clock: &Clock,
+        stats: &LaneRecorder,
+        todo: impl ExactSizeIterator<Item = u32>,
+        force: bool,
+    ) -> u64 {
+        let ops = todo.len() - self.later.len();
+        let ended = self.call(kind, store, clock, stats, ops, force);
+        self.settle(kind, todo, stats);
+        ended
+    }
+
+    /// The store call, for so many ops: fills the call's results.
+    #[inline(always)]
+    fn call(
+        &mut self,
+        kind: OpKind,
+        store: &dyn Store,
+        clock: &Clock,
+        stats: &LaneRecorder,
+        ops: usize,
+        force: bool,
+    ) -> u64 {
         let keys = self.call.len;
         let begin = clock.raw();
-        let answer = self.call.run(kind, store, force == Some(FORCE));
+        let answer = self.call.run(kind, store, force);
         let end = clock.raw();
 
         self.began.get_or_insert(begin);
-        let ops = (todo.len() - self.later.len()) as u64;
         let call_ns = clock.delta_as_nanos(begin, end);
-        stats.call(keys as u64, ops, self.callers.count, call_ns);
+        stats.call(keys as u64, ops as u64, self.callers.count, call_ns);
         let error = match answer {
-            Ok(n) if n == keys => None,
-            Ok(_) => Some(OpError::WrongResultCount),
-            Err(error) => Some(error),
+            Ok(n) if n == keys => return end,
+            Ok(_) => OpError::WrongResultCount,
+            Err(error) => error,
         };
-        if let Some(error) = error {
-            self.call.results[..keys].fill(Err(error));
-        }
-        if matches!(kind, OpKind::Lookup | OpKind::Delete) && ops as usize == keys {
-            // Nothing is folded, and no bytes are moved.
-            for i in todo {
-                let op = &mut self.ops[i as usize];
-                if op.place != LATER {
-                    op.result = self.call.results[op.place as usize];
-                }
-            }
-        } else {
-            self.settle(kind, todo, stats);
-        }
+        self.call.results[..keys].fill(Err(error));
         end
     }
 
-    /// Gives each op of the pass its own result.
+    /// Gives each op of a pass its own result.
     fn settle(&mut self, kind: OpKind, todo: impl Iterator<Item = u32>, stats: &LaneRecorder) {
         let (mut folded, mut folded_bytes, mut moved) = (0, 0, 0);
         for i in todo {
-            let op = &self.ops[i as usize];
-            if op.place == LATER {
+            let at = self.places[i as usize];
+            if at == LATER {
                 continue;
             }
-            let place = op.place as usize;
+            let place = at as usize;
             let leads = self.call.leaders[place] == i;
             folded += u64::from(!leads);
             let mut result = self.call.results[place];
             // SAFETY: the op is claimed, see `admit`.
-            let d = unsafe { &*op.descriptor };
+            let d = unsafe { &*self.ops[i as usize].descriptor };
             match kind {
                 OpKind::Retrieve => {
                     if let Ok(len) = result {
@@ -437,10 +543,34 @@ impl Batch {
                 OpKind::Store if result.is_ok() && leads => moved += d.len() as u64,
                 _ => {}
             }
-            self.ops[i as usize].result = result;
+            self.results[i as usize] = result;
         }
         if folded > 0 {
             stats.folded(folded, folded_bytes);
+        }
+        if moved > 0 {
+            stats.moved(moved);
+        }
+    }
+
+    /// The same where each op has its own place: the call's results become the ops'.
+    fn settle_direct(&mut self, kind: OpKind, stats: &LaneRecorder) {
+        let mut moved = 0;
+        let call = &mut self.call;
+        let results = call.results[..self.len].iter_mut().zip(&call.buf_lens);
+        for (op, (result, &buf_len)) in self.ops.iter().zip(results) {
+            let Ok(value) = *result else { continue };
+            if kind == OpKind::Store {
+                moved += buf_len as u64;
+                continue;
+            }
+            // SAFETY: the op is claimed, see `admit`.
+            let d = unsafe { &*op.descriptor };
+            *result = settle_retrieve(d, value, (d.buf, buf_len), true);
+            if value <= buf_len as u64 {
+                // Also where it is not the length that the op wanted.
+                moved += value;
+            }
         }
         if moved > 0 {
             stats.moved(moved);
@@ -456,15 +586,15 @@ impl Batch {
     pub(crate) fn ends(
         &self,
         run: Run,
-    ) -> impl ExactSizeIterator<Item = (Ticket, RawResult)> + Clone + '_ {
-        self.ops[run.start..run.end]
-            .iter()
-            .map(|op| (op.ticket, op.result))
+    ) -> impl ExactSizeIterator<Item = (Ticket, &RawResult)> + '_ {
+        let ops = self.ops[run.start..run.end].iter();
+        let results = self.results()[run.start..run.end].iter();
+        ops.map(|op| op.ticket).zip(results)
     }
 
     /// Forgets everything, after all ops were finished.
     pub(crate) fn clear(&mut self) {
-        self.ops.clear();
+        self.len = 0;
         self.runs.clear();
         self.bytes = 0;
     }
@@ -480,16 +610,21 @@ impl Call {
     }
 
     /// Finds the op's place: a new one, that of an equal key, or [`LATER`].
-    #[inline(always)]
     fn place(&mut self, kind: OpKind, index: u32, d: &Descriptor, ops: &[Op]) -> u32 {
         let new = self.len;
         let equal = self.seen.find_or_insert(d.hash, new as u32, |place| {
             // SAFETY: the leader is claimed, see `Batch::admit`.
             let leader = unsafe { &*ops[self.leaders[place as usize] as usize].descriptor };
-            leader.hash == d.hash && key_of(leader) == key_of(d)
+            is_equal(leader, d)
         });
         let Some(place) = equal else {
-            return self.lead(kind, index, d);
+            self.len += 1;
+            self.keys[new] = d.key.cast();
+            self.key_lens[new] = d.key_len as usize;
+            self.bufs[new] = d.buf;
+            self.buf_lens[new] = d.len();
+            self.leaders[new] = index;
+            return new as u32;
         };
         let at = place as usize;
         match kind {
@@ -504,21 +639,6 @@ impl Call {
             _ => {}
         }
         place
-    }
-
-    /// A new place for the op, whose buffer is the key's.
-    #[inline(always)]
-    fn lead(&mut self, kind: OpKind, index: u32, d: &Descriptor) -> u32 {
-        let new = self.len;
-        self.len += 1;
-        self.keys[new] = d.key.cast();
-        self.key_lens[new] = d.key_len as usize;
-        if matches!(kind, OpKind::Retrieve | OpKind::Store) {
-            self.bufs[new] = d.buf;
-            self.buf_lens[new] = d.len();
-        }
-        self.leaders[new] = index;
-        new as u32
     }
 
     /// The store call. A panic of the store is an answer like others.
@@ -559,6 +679,11 @@ impl Call {
 fn as_const(bufs: &[*mut u8]) -> &[*const u8] {
     // SAFETY: `*mut u8` and `*const u8` have one layout.
     unsafe { std::slice::from_raw_parts(bufs.as_ptr().cast(), bufs.len()) }
+}
+
+#[inline]
+fn is_equal(a: &Descriptor, b: &Descriptor) -> bool {
+    a.hash == b.hash && key_of(a) == key_of(b)
 }
 
 fn key_of(d: &Descriptor) -> &[u8] {
@@ -619,18 +744,19 @@ impl Seen {
         equal: impl Fn(u32) -> bool,
     ) -> Option<u32> {
         let mask = self.slots.len() - 1;
-        let mut at = hash as usize & mask;
+        let mut at = hash as usize;
         // Ends: there are twice as many slots as places.
         loop {
-            let (stamp, other) = self.slots[at];
-            if stamp != self.stamp {
-                self.slots[at] = (self.stamp, place);
+            // SAFETY: `at & mask` is below the number of slots, a power of two, see `new`.
+            let slot = unsafe { self.slots.get_unchecked_mut(at & mask) };
+            if slot.0 != self.stamp {
+                *slot = (self.stamp, place);
                 return None;
             }
-            if equal(other) {
-                return Some(other);
+            if equal(slot.1) {
+                return Some(slot.1);
             }
-            at = (at + 1) & mask;
+            at = at.wrapping_add(1);
         }
     }
 }

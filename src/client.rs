@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::engine::Shared;
-use crate::future::{Many, Op, block_on};
+use crate::future::{Ended, Many, Mapped, block_on};
 use crate::store::RawResult;
 use crate::submission::{Buffer, LANE_TIMEOUT, Submission, timeout_ns};
 use crate::{Class, ClientError, OpKind, Slot, StoreOutcome};
@@ -181,8 +181,9 @@ impl Client {
         &'a self,
         key: &'a (impl AsKey + ?Sized),
     ) -> impl Future<Output = Result<bool, ClientError>> + Send + 'a {
-        let op = Op::start(self, Submission::lookup(key));
-        async move { op.await.0.map(|value| value != 0) }
+        Mapped::start(self, Submission::lookup(key), |(result, _): Ended| {
+            result.map(|value| value != 0)
+        })
     }
 
     /// Reads the object into the slot's first `slot.len()` bytes; gives its true length in bytes.
@@ -193,8 +194,9 @@ impl Client {
         key: &'a (impl AsKey + ?Sized),
         slot: Slot,
     ) -> impl Future<Output = Returned<u64>> + Send + 'a {
-        let op = Op::start(self, Submission::retrieve(key, slot));
-        async move { returned(op.await, |len| len) }
+        Mapped::start(self, Submission::retrieve(key, slot), |ended| {
+            returned(ended, |len| len)
+        })
     }
 
     /// As [`retrieve`](Client::retrieve); an object of another length than `slot.len()` is an error.
@@ -203,8 +205,9 @@ impl Client {
         key: &'a (impl AsKey + ?Sized),
         slot: Slot,
     ) -> impl Future<Output = Returned<u64>> + Send + 'a {
-        let op = Op::start(self, Submission::retrieve(key, slot).exact());
-        async move { returned(op.await, |len| len) }
+        Mapped::start(self, Submission::retrieve(key, slot).exact(), |ended| {
+            returned(ended, |len| len)
+        })
     }
 
     /// Writes the slot's first `slot.len()` bytes as the object.
@@ -213,8 +216,9 @@ impl Client {
         key: &'a (impl AsKey + ?Sized),
         slot: Slot,
     ) -> impl Future<Output = Returned<StoreOutcome>> + Send + 'a {
-        let op = Op::start(self, Submission::store(key, slot));
-        async move { returned(op.await, StoreOutcome::from_raw) }
+        Mapped::start(self, Submission::store(key, slot), |ended| {
+            returned(ended, StoreOutcome::from_raw)
+        })
     }
 
     /// Removes the object; a leased one is [`OpError::Leased`](crate::OpError::Leased).
@@ -222,8 +226,9 @@ impl Client {
         &'a self,
         key: &'a (impl AsKey + ?Sized),
     ) -> impl Future<Output = Result<(), ClientError>> + Send + 'a {
-        let op = Op::start(self, Submission::delete(key));
-        async move { op.await.0.map(drop) }
+        Mapped::start(self, Submission::delete(key), |(result, _): Ended| {
+            result.map(drop)
+        })
     }
 
     /// Removes the object, leased or not.
@@ -231,8 +236,11 @@ impl Client {
         &'a self,
         key: &'a (impl AsKey + ?Sized),
     ) -> impl Future<Output = Result<(), ClientError>> + Send + 'a {
-        let op = Op::start(self, Submission::delete(key).force());
-        async move { op.await.0.map(drop) }
+        Mapped::start(
+            self,
+            Submission::delete(key).force(),
+            |(result, _): Ended| result.map(drop),
+        )
     }
 
     /// Looks many keys up. `out` is emptied and filled with one answer per key, in the order of the keys.

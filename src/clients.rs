@@ -286,15 +286,15 @@ impl Clients {
     ///
     /// # Safety
     /// The caller must have claimed and ended the tickets, which must be of this table and not abandoned, and not finished them.
-    pub(crate) unsafe fn complete(
+    pub(crate) unsafe fn complete<'r>(
         &self,
-        ends: impl Iterator<Item = (Ticket, RawResult)>,
+        ends: impl Iterator<Item = (Ticket, &'r RawResult)>,
         wakers: &mut Vec<OpWaker>,
     ) {
         for (ticket, result) in ends {
             // SAFETY: the caller has ended the op.
             let finished = unsafe {
-                self.table.set_result(ticket.index(), result);
+                self.table.set_result(ticket.index(), *result);
                 self.table.ops().finish(ticket)
             };
             self.after_end(ticket, finished, wakers);

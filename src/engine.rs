@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::client::OpOptions;
 use crate::clients::Clients;
+use crate::clock::Clock;
 use crate::fork::ForkWord;
 use crate::inflight::{HIDDEN, NEVER};
 use crate::key::KeyHasher;
@@ -43,7 +44,7 @@ pub(crate) struct Shared {
     pub(crate) config: EngineConfig,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) memory: Memory,
-    pub(crate) clock: quanta::Clock,
+    pub(crate) clock: Clock,
     pub(crate) hasher: KeyHasher,
     /// One per op kind.
     pub(crate) lanes: [Lane; 4],
@@ -87,7 +88,7 @@ impl Shared {
         spinners: Spinners,
         closing: ForkWord,
         report: StartReport,
-        (clock, timer): (quanta::Clock, Timer),
+        (clock, timer): (Clock, Timer),
     ) -> Self {
         // Each group has a spare.
         let workers: usize = groups.iter().map(|g| g.workers + 1).sum();
@@ -252,6 +253,9 @@ impl Shared {
             NO_TIMEOUT => NEVER,
             ns => self.timer.ticks(ns),
         };
+        if ticks == NEVER {
+            return NEVER;
+        }
         match submitted.saturating_add(ticks) {
             // Centuries from now. The top bit is `hidden`'s.
             HIDDEN.. => NEVER,

@@ -19,7 +19,8 @@ use crate::submission::Submission;
 use crate::waker::OpWaker;
 use crate::{Class, ClientError, OpError, OpKind, Slot, SubmitError};
 
-type Ended = (Result<u64, ClientError>, Option<Slot>);
+/// How an op ended, and its slot.
+pub(crate) type Ended = (Result<u64, ClientError>, Option<Slot>);
 
 /// A place in the queue for credits, and the credit that came of it; both are given up when dropped.
 struct Place<'a> {
@@ -84,34 +85,57 @@ enum State<'a> {
 
 impl<'a> Op<'a> {
     /// Submits the op if there is a credit.
+    #[inline]
     pub(crate) fn start(client: &'a Client, submission: Submission<'a>) -> Self {
-        let mut op = Self {
-            client,
-            state: State::Taken,
+        let mut submission = client.options.apply(submission);
+        let state = match Self::push(client, &mut submission, None) {
+            Ok(ticket) => State::InFlight(ticket),
+            Err(reason) => {
+                Self::not_started(client, submission, Place::new(&client.engine), reason)
+            }
         };
-        let submission = client.options.apply(submission);
-        op.submit(submission, Place::new(&client.engine));
-        op
+        Self { client, state }
     }
 
-    fn submit(&mut self, mut submission: Submission<'a>, mut place: Place<'a>) {
-        let engine = &*self.client.engine;
+    #[inline]
+    fn push(
+        client: &Client,
+        submission: &mut Submission<'_>,
+        credit: Option<u32>,
+    ) -> Result<Ticket, SubmitError> {
+        let engine = &*client.engine;
         let now = engine.clock.raw();
-        let (credit, caller) = (place.credit.take(), self.client.caller);
-        let pushed = engine
-            .clients
-            .push(engine, &mut submission, credit, caller, now);
-        self.state = match pushed {
-            Ok((ticket, deadline)) => {
-                engine.publish_clients(submission.op, submission.class, deadline);
+        let clients = &engine.clients;
+        let (ticket, deadline) = clients.push(engine, submission, credit, client.caller, now)?;
+        engine.publish_clients(submission.op, submission.class, deadline);
+        Ok(ticket)
+    }
+
+    #[cold]
+    fn not_started(
+        client: &Client,
+        submission: Submission<'a>,
+        place: Place<'a>,
+        reason: SubmitError,
+    ) -> State<'a> {
+        match reason {
+            SubmitError::NoCredit { .. } => State::Waiting(submission, place),
+            _ => {
+                client.engine.clients.count_refused();
+                State::Refused(reason, submission.into_slot())
+            }
+        }
+    }
+
+    /// Tries again, after a wait for a credit.
+    fn submit(&mut self, mut submission: Submission<'a>, mut place: Place<'a>) {
+        let credit = place.credit.take();
+        self.state = match Self::push(self.client, &mut submission, credit) {
+            Ok(ticket) => {
                 place.leave();
                 State::InFlight(ticket)
             }
-            Err(SubmitError::NoCredit { .. }) => State::Waiting(submission, place),
-            Err(reason) => {
-                engine.clients.count_refused();
-                State::Refused(reason, submission.into_slot())
-            }
+            Err(reason) => Self::not_started(self.client, submission, place, reason),
         };
     }
 }
@@ -137,43 +161,84 @@ impl Op<'_> {
 impl Future for Op<'_> {
     type Output = Ended;
 
+    #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ended> {
         let this = &mut *self;
-        if this.client.engine.is_forked() {
-            return this.forked();
+        match this.state {
+            State::InFlight(ticket) if !this.client.engine.is_forked() => {
+                this.poll_in_flight(ticket, cx)
+            }
+            _ => this.poll_others(cx),
         }
-        if let State::Waiting(..) = this.state
-            && let State::Waiting(submission, mut place) =
-                std::mem::replace(&mut this.state, State::Taken)
-        {
-            place.wait(cx.waker());
-            this.submit(submission, place);
+    }
+}
+
+impl Op<'_> {
+    #[inline]
+    fn poll_in_flight(&mut self, ticket: Ticket, cx: &mut Context<'_>) -> Poll<Ended> {
+        let clients = &self.client.engine.clients;
+        let (same, make) = waker_of(cx);
+        // SAFETY: the op is this future's until it is reaped. It stays so where the waker's clone panics.
+        match unsafe { clients.table.ops().register(ticket, same, make) } {
+            Ok(()) => Poll::Pending,
+            Err(Done) => {
+                self.state = State::Taken;
+                // SAFETY: the op is ours and done, and the state forgets it.
+                let (raw, slot) = unsafe { clients.reap(ticket) };
+                Poll::Ready((client_result(raw), slot))
+            }
         }
-        let clients = &this.client.engine.clients;
-        match std::mem::replace(&mut this.state, State::Taken) {
-            State::Waiting(submission, place) => {
-                this.state = State::Waiting(submission, place);
-                Poll::Pending
+    }
+
+    #[cold]
+    fn poll_others(&mut self, cx: &mut Context<'_>) -> Poll<Ended> {
+        if self.client.engine.is_forked() {
+            return self.forked();
+        }
+        match std::mem::replace(&mut self.state, State::Taken) {
+            State::Waiting(submission, mut place) => {
+                place.wait(cx.waker());
+                self.submit(submission, place);
+                match self.state {
+                    State::Waiting(..) => Poll::Pending,
+                    State::InFlight(ticket) => self.poll_in_flight(ticket, cx),
+                    _ => self.poll_others(cx),
+                }
             }
             State::InFlight(ticket) => {
-                // First: the waker's clone may panic, and the op is this future's all the same.
-                this.state = State::InFlight(ticket);
-                let (same, make) = waker_of(cx);
-                // SAFETY: the op is this future's until it is reaped.
-                match unsafe { clients.table.ops().register(ticket, same, make) } {
-                    Ok(()) => Poll::Pending,
-                    Err(Done) => {
-                        this.state = State::Taken;
-                        // SAFETY: the op is ours and done, and the state forgets it.
-                        let (raw, slot) = unsafe { clients.reap(ticket) };
-                        Poll::Ready((client_result(raw), slot))
-                    }
-                }
+                self.state = State::InFlight(ticket);
+                self.poll_in_flight(ticket, cx)
             }
             State::Refused(reason, slot) => Poll::Ready((Err(reason.into()), slot)),
             // Polled again after its end: there is nothing to wait for, and panicking is not for a library.
             State::Taken => Poll::Pending,
         }
+    }
+}
+
+/// One op, and what its caller gets to see of its end. By name, not as an `async` block, which would move the op into itself.
+pub(crate) struct Mapped<'a, F> {
+    op: Op<'a>,
+    map: F,
+}
+
+impl<'a, F> Mapped<'a, F> {
+    #[inline]
+    pub(crate) fn start(client: &'a Client, submission: Submission<'a>, map: F) -> Self {
+        let op = Op::start(client, submission);
+        Self { op, map }
+    }
+}
+
+// Nothing is pinned: no reference into the future itself is ever made.
+impl<F> Unpin for Mapped<'_, F> {}
+
+impl<T, F: Fn(Ended) -> T> Future for Mapped<'_, F> {
+    type Output = T;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        Pin::new(&mut self.op).poll(cx).map(&self.map)
     }
 }
 

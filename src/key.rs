@@ -1,11 +1,12 @@
 //! Keys: what is refused, how they are hashed, and where they lie while their op is in flight.
 
-use std::hash::BuildHasher;
-
-use foldhash::fast::RandomState;
-use moonring_rings::sync::UnsafeCell;
+use std::cell::UnsafeCell;
 
 use crate::SubmitError;
+
+mod copy;
+
+pub(crate) use copy::KeyHasher;
 
 /// Longest key, in bytes, that has its place in every op of a table; with its NUL it fills four cache lines.
 pub const INLINE_KEY: usize = 255;
@@ -27,112 +28,19 @@ pub(crate) fn check_len(key: &[u8], max: usize) -> Result<(), SubmitError> {
     Ok(())
 }
 
-/// Hashes keys for folding. Seeded per engine, so that nobody can prepare keys that collide; that would cost time, not
-/// correctness, for equal hashes are compared.
-#[derive(Clone, Debug)]
-pub(crate) struct KeyHasher {
-    seeds: [u64; 2],
-}
+/// A cache line.
+#[repr(align(64))]
+struct Line(#[allow(dead_code)] [u8; LINE]);
 
-impl KeyHasher {
-    pub(crate) fn new() -> Self {
-        let random = RandomState::default();
-        Self {
-            seeds: [random.hash_one(0u8), random.hash_one(1u8)],
-        }
-    }
+const LINE: usize = 64;
 
-    /// One step over 16 bytes: a folded multiplication, as in wyhash and foldhash.
-    #[inline(always)]
-    fn step(&self, hash: u64, (low, high): (u64, u64)) -> u64 {
-        let product = u128::from(low ^ self.seeds[0]) * u128::from(high ^ hash);
-        product as u64 ^ (product >> 64) as u64
-    }
-}
+// A key's place in every op of a table.
+const _: () = assert!(PLACE.is_multiple_of(LINE));
 
-/// What has been copied: whether a NUL was among it.
-#[cfg(target_arch = "x86_64")]
-#[derive(Clone, Copy)]
-struct Least(std::arch::x86_64::__m128i);
-
-#[cfg(target_arch = "x86_64")]
-impl Least {
-    #[inline(always)]
-    fn new() -> Self {
-        // SAFETY: SSE2 is part of x86_64.
-        Self(unsafe { std::arch::x86_64::_mm_set1_epi8(-1) })
-    }
-
-    /// Copies 16 bytes and returns them as two words.
-    ///
-    /// # Safety
-    /// 16 readable bytes at `from`, 16 writable ones at `to`.
-    #[inline(always)]
-    unsafe fn copy_16(&mut self, from: *const u8, to: *mut u8) -> (u64, u64) {
-        use std::arch::x86_64::*;
-        // SAFETY: SSE2 is part of x86_64; the caller vouches for the pointers, which need no alignment here.
-        unsafe {
-            let bytes = _mm_loadu_si128(from.cast());
-            _mm_storeu_si128(to.cast(), bytes);
-            // The least byte of each column: 0 if and only if one of them is.
-            self.0 = _mm_min_epu8(self.0, bytes);
-            let words = (from.cast::<u64>(), from.add(8).cast::<u64>());
-            (words.0.read_unaligned(), words.1.read_unaligned())
-        }
-    }
-
-    #[inline(always)]
-    fn has_nul(self) -> bool {
-        use std::arch::x86_64::*;
-        // SAFETY: SSE2 is part of x86_64.
-        unsafe { _mm_movemask_epi8(_mm_cmpeq_epi8(self.0, _mm_setzero_si128())) != 0 }
-    }
-}
-
-/// As above.
-#[cfg(not(target_arch = "x86_64"))]
-#[derive(Clone, Copy)]
-struct Least(u64);
-
-#[cfg(not(target_arch = "x86_64"))]
-impl Least {
-    #[inline(always)]
-    fn new() -> Self {
-        Self(0)
-    }
-
-    /// As above.
-    ///
-    /// # Safety
-    /// 16 readable bytes at `from`, 16 writable ones at `to`.
-    #[inline(always)]
-    unsafe fn copy_16(&mut self, from: *const u8, to: *mut u8) -> (u64, u64) {
-        const LOW: u64 = u64::from_ne_bytes([0x01; 8]);
-        const HIGH: u64 = u64::from_ne_bytes([0x80; 8]);
-        // Not 0 if and only if a byte of `v` is: a borrow can only start at a zero byte.
-        let nul = |v: u64| v.wrapping_sub(LOW) & !v & HIGH;
-        // SAFETY: the caller vouches for the pointers, which need no alignment here.
-        unsafe {
-            let words = (
-                from.cast::<u64>().read_unaligned(),
-                from.add(8).cast::<u64>().read_unaligned(),
-            );
-            to.cast::<u64>().write_unaligned(words.0);
-            to.add(8).cast::<u64>().write_unaligned(words.1);
-            self.0 |= nul(words.0) | nul(words.1);
-            words
-        }
-    }
-
-    #[inline(always)]
-    fn has_nul(self) -> bool {
-        self.0 != 0
-    }
-}
-
-/// A block of places for keys, each with room for `stride - 1` bytes and a NUL.
+/// A block of places for keys, each of some cache lines, the last byte for a NUL.
 pub(crate) struct KeyPlaces {
-    bytes: Box<[UnsafeCell<u8>]>,
+    lines: Box<[UnsafeCell<Line>]>,
+    /// Lines of a place.
     stride: usize,
 }
 
@@ -151,15 +59,18 @@ impl KeyPlaces {
         Self::new(if max > INLINE_KEY { count } else { 0 }, max + 1)
     }
 
-    fn new(count: usize, stride: usize) -> Self {
+    fn new(count: usize, bytes: usize) -> Self {
+        let stride = bytes.div_ceil(LINE);
         Self {
-            bytes: (0..count * stride).map(|_| UnsafeCell::new(0)).collect(),
+            lines: (0..count * stride)
+                .map(|_| UnsafeCell::new(Line([0; LINE])))
+                .collect(),
             stride,
         }
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.bytes.len() / self.stride
+        self.lines.len() / self.stride
     }
 
     /// Copies a key and its NUL into a place, hashing it on the way; returns where it lies and its hash.
@@ -168,51 +79,34 @@ impl KeyPlaces {
     /// The offset of a NUL in the key. The place is free then as before.
     ///
     /// # Safety
-    /// The place must be the caller's: no op in flight uses it. The key must fit, and not be empty.
-    #[inline]
+    /// The place must be one of these, and the caller's: no op in flight uses it. The key must fit, and not be empty.
+    #[inline(always)]
     pub(crate) unsafe fn write(
         &self,
         place: u32,
         key: &[u8],
         hasher: &KeyHasher,
     ) -> Result<(*const u8, u64), usize> {
-        debug_assert!(!key.is_empty() && key.len() < self.stride);
-        let start = place as usize * self.stride;
-        let to = self.bytes[start..start + self.stride][0].with_mut(|p| p);
-        let (from, len) = (key.as_ptr(), key.len());
-        let mut hash = hasher.seeds[1] ^ len as u64;
-        let mut least = Least::new();
-        // SAFETY: `check_len` has bounded the key to `stride - 1` bytes, the slice above has `stride`, cells of bytes lie side
-        // by side, and the caller owns the place. Each step stays below `len`, which is 16 at least where steps of 16
-        // are made; the last one may overlap the one before.
-        unsafe {
-            if len >= 16 {
-                let last = len - 16;
-                let mut at = 0;
-                // Two at a time: half the loop.
-                while at + 16 < last {
-                    hash = hasher.step(hash, least.copy_16(from.add(at), to.add(at)));
-                    hash = hasher.step(hash, least.copy_16(from.add(at + 16), to.add(at + 16)));
-                    at += 32;
-                }
-                if at < last {
-                    hash = hasher.step(hash, least.copy_16(from.add(at), to.add(at)));
-                }
-                hash = hasher.step(hash, least.copy_16(from.add(last), to.add(last)));
-            } else {
-                let mut short = [0xff; 16];
-                let mut copy = [0; 16];
-                short[..len].copy_from_slice(key);
-                hash = hasher.step(hash, least.copy_16(short.as_ptr(), copy.as_mut_ptr()));
-                std::ptr::copy_nonoverlapping(from, to, len);
-            }
-            to.add(len).write(0);
-        }
-        if least.has_nul() {
-            return Err(key.iter().position(|&b| b == 0).unwrap_or(0));
+        let first = place as usize * self.stride;
+        debug_assert!(!key.is_empty() && key.len() < self.stride * LINE);
+        debug_assert!(first + self.stride <= self.lines.len());
+        // SAFETY: the caller vouches for the place: its lines are in the block, its bytes the caller's, and the key and a NUL fit.
+        let (to, (hash, has_nul)) = unsafe {
+            let to = self.lines.as_ptr().add(first).cast::<u8>().cast_mut();
+            let copied = copy::copy(key, to, hasher);
+            to.add(key.len()).write(0);
+            (to, copied)
+        };
+        if has_nul {
+            return Err(position_of_nul(key));
         }
         Ok((to, hash))
     }
+}
+
+#[cold]
+fn position_of_nul(key: &[u8]) -> usize {
+    key.iter().position(|&b| b == 0).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -233,7 +127,7 @@ mod tests {
     #[test]
     fn a_place_holds_the_key_and_its_nul_and_a_nul_inside_is_found() {
         let (places, hasher) = (KeyPlaces::inline(3), KeyHasher::new());
-        for len in 1..=255 {
+        for len in 1..=INLINE_KEY {
             for byte in [0x01, 0x80, 0xff] {
                 let mut key: Vec<u8> = (0..len).map(|i| (i as u8 % 100) + 1).collect();
                 key[len - 1] = byte;
@@ -261,10 +155,10 @@ mod tests {
     /// A bit anywhere in a key changes its hash: no part is left out.
     #[test]
     fn every_byte_counts_in_the_hash() {
-        let (places, hasher) = (KeyPlaces::inline(1), KeyHasher::new());
+        let (places, hasher) = (KeyPlaces::long(1, 1000), KeyHasher::new());
         // SAFETY: no op uses the place.
         let hash = |key: &[u8]| unsafe { places.write(0, key, &hasher) }.unwrap().1;
-        for len in 1..=255 {
+        for len in (1..=INLINE_KEY + 20).chain([1000]) {
             let key = vec![b'k'; len];
             for at in 0..len {
                 let mut other = key.clone();

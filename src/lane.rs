@@ -148,8 +148,8 @@ impl Lane {
     /// Most holders, now.
     #[inline]
     fn bound(&self) -> u32 {
-        self.max_holders
-            .min(self.pace.limit(self.circuit.overdue()))
+        let learned = self.pace.limit(|| self.circuit.overdue());
+        self.max_holders.min(learned)
     }
 
     /// Workers that are in a call. None where there is no bound for them.
@@ -173,6 +173,10 @@ impl Lane {
         // Relaxed: a count and nothing else; what the holder does is ordered by rings and tickets. Never over the bound, not even
         // for a moment: who saw it so would wake nobody, and might have been the only one to do so.
         let bound = self.bound();
+        if bound == u32::MAX {
+            self.holders.fetch_add(1, Ordering::Relaxed);
+            return true;
+        }
         let more = |holders: u32| (holders < bound).then_some(holders + 1);
         let held = self
             .holders
@@ -268,11 +272,9 @@ impl Queue {
     /// Whether any source is ready.
     #[inline]
     pub(crate) fn is_ready(&self) -> bool {
-        let words = self.ready.iter().take(self.words());
-        // Acquire as in `ready_word`.
-        words
-            .map(|word| word.load(Ordering::Acquire))
-            .any(|bits| bits != 0)
+        // Mostly there is one word.
+        let words = self.words();
+        self.ready_word(0) != 0 || (words > 1 && (1..words).any(|word| self.ready_word(word) != 0))
     }
 }
 

@@ -77,6 +77,7 @@ mod circuit;
 mod class;
 mod client;
 mod clients;
+mod clock;
 pub mod config;
 mod engine;
 mod error;

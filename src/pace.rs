@@ -165,11 +165,11 @@ impl Pace {
 
     /// Most calls at once, now. `overdue`: of these.
     #[inline]
-    pub(crate) fn limit(&self, overdue: u32) -> u32 {
+    pub(crate) fn limit(&self, overdue: impl FnOnce() -> u32) -> u32 {
         match self.paced.load(Relaxed) {
             false => u32::MAX,
             true => {
-                let hanging = self.stuck.load(Relaxed).max(overdue);
+                let hanging = self.stuck.load(Relaxed).max(overdue());
                 self.limit.load(Relaxed).saturating_add(hanging)
             }
         }

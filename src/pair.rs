@@ -128,15 +128,19 @@ impl PairShared {
     ///
     /// # Safety
     /// The caller must have claimed and ended the tickets, which must be this pair's and not abandoned, and tell of them only here.
-    pub(crate) unsafe fn complete(&self, ends: impl ExactSizeIterator<Item = (Ticket, RawResult)>) {
+    #[inline]
+    pub(crate) unsafe fn complete<'r>(
+        &self,
+        ends: impl ExactSizeIterator<Item = (Ticket, &'r RawResult)>,
+    ) {
         self.completions.push_all(ends.map(|(ticket, result)| {
             let index = u64::from(ticket.index());
             // A pair's ops have no wakers and are never detached: there is nothing to finish.
             match result {
-                Ok(value) => (index, value),
+                Ok(value) => (index, *value),
                 Err(_) => {
                     // SAFETY: the caller has ended the op.
-                    unsafe { self.table.set_result(ticket.index(), result) };
+                    unsafe { self.table.set_result(ticket.index(), *result) };
                     (index | FAILED, 0)
                 }
             }
@@ -234,40 +238,52 @@ impl Owner {
             unsafe { pair.table.result(index) }
         };
         let cell = &mut self.cells[index as usize];
-        let mut completion = Completion {
-            user_data: cell.user_data,
-            op: cell.op,
-            ticket: cell.ticket,
-            result: Completion::result_of(cell.op, raw),
-            slot: None,
-            more: word & MORE != 0,
-            release: word & RELEASE != 0,
+        let (user_data, op, ticket) = (cell.user_data, cell.op, cell.ticket);
+        let more = word & MORE != 0;
+        let slot = match more {
+            true => {
+                cell.keep(pair, shared);
+                None
+            }
+            false => {
+                if let Some(place) = cell.long_place {
+                    cell.long_place = None;
+                    self.free_long.push(place);
+                }
+                #[cfg(debug_assertions)]
+                if let Some((addr, len)) = cell.bytes.take() {
+                    shared.memory.live().remove(addr, len);
+                }
+                self.free.push(index);
+                // One writer: no read-modify-write.
+                let reaped = pair.reaped.load(Ordering::Relaxed);
+                pair.reaped.store(reaped + 1, Ordering::Relaxed);
+                cell.slot.take()
+            }
         };
-        if completion.more {
-            #[cfg(debug_assertions)]
-            {
-                cell.bytes = None; // Whoever releases the op takes them off the list.
-            }
-            if let Some(slot) = cell.slot.take() {
-                shared.quarantine.keep(pair.source(), cell.ticket, slot);
-            }
-            return Some(completion);
-        }
-        completion.slot = cell.slot.take();
-        if let Some(place) = cell.long_place.take() {
-            self.free_long.push(place);
-        }
+        Some(Completion {
+            user_data,
+            op,
+            ticket,
+            result: Completion::result_of(op, raw),
+            slot,
+            more,
+            release: word & RELEASE != 0,
+        })
+    }
+}
+
+impl Cell {
+    /// The op is over, and its bytes are still in use: the slot goes where the release finds it.
+    #[cold]
+    fn keep(&mut self, pair: &PairShared, shared: &Shared) {
         #[cfg(debug_assertions)]
-        if let Some((addr, len)) = cell.bytes.take() {
-            shared.memory.live().remove(addr, len);
+        {
+            self.bytes = None; // Whoever releases the op takes them off the list.
         }
-        #[cfg(not(debug_assertions))]
-        let _ = shared;
-        self.free.push(index);
-        // One writer: no read-modify-write.
-        let reaped = pair.reaped.load(Ordering::Relaxed);
-        pair.reaped.store(reaped + 1, Ordering::Relaxed);
-        Some(completion)
+        if let Some(slot) = self.slot.take() {
+            shared.quarantine.keep(pair.source(), self.ticket, slot);
+        }
     }
 }
 
@@ -447,140 +463,136 @@ impl Pair {
         }
     }
 
-    #[inline]
-    fn push<'k>(
+    /// Accepts an op and takes its slot; or refuses it, and leaves it as it is.
+    #[inline(always)]
+    fn accept(
         &mut self,
-        submission: Submission<'k>,
+        ring: usize,
+        submission: &mut Submission<'_>,
         submitted: u64,
-    ) -> Result<Ticket, Refused<Submission<'k>>> {
-        match self.try_push(submission, submitted) {
-            Ok(ticket) => Ok(ticket),
-            Err(refused) => {
-                // One writer: no read-modify-write.
-                let n = self.shared.refused.load(Ordering::Relaxed);
-                self.shared.refused.store(n + 1, Ordering::Relaxed);
-                Err(refused)
-            }
-        }
-    }
-
-    #[inline]
-    fn try_push<'k>(
-        &mut self,
-        mut submission: Submission<'k>,
-        submitted: u64,
-    ) -> Result<Ticket, Refused<Submission<'k>>> {
-        let op = submission.op;
+    ) -> Result<Ticket, SubmitError> {
+        let (op, key) = (submission.op, submission.key);
         let engine = &*self.engine;
         let owner = &mut *self.owner;
-        let producer = &mut self.producers[ring_of(op, submission.class)];
+        let producer = &mut self.producers[ring];
         let table = &self.shared.table;
-        let mut long_place = None;
         // The first reason wins; nothing is taken from the owner before all is well.
-        let reason = 'refused: {
-            if engine.is_closing() {
-                break 'refused engine.refusal();
-            }
-            if let Err(reason) = engine.check_lane(op) {
-                break 'refused reason;
-            }
-            if let Err(reason) = key::check_len(submission.key, engine.config.max_key) {
-                break 'refused reason;
-            }
-            let Some(&index) = owner.free.last() else {
-                break 'refused SubmitError::NoCredit {
-                    depth: owner.cells.len(),
-                };
-            };
-            if OpTable::is_long(submission.key) {
-                long_place = owner.free_long.last().copied();
-                if long_place.is_none() {
-                    break 'refused SubmitError::NoLongKeyPlace {
-                        places: table.long_key_places(),
-                    };
-                }
-            }
-            if !producer.has_room(1) {
-                break 'refused SubmitError::RingFull { op, room: 0 };
-            }
-            // SAFETY: index and place are free, and ours; the key's length was checked.
-            let placed =
-                unsafe { table.place_key(index, long_place, submission.key, &engine.hasher) };
-            let key = match placed {
-                Ok(key) => key,
-                Err(at) => break 'refused SubmitError::NulInKey { at },
-            };
-            let (buf, len) = match engine.target(op, &mut submission.buffer) {
-                Ok(target) => target,
-                Err(reason) => break 'refused reason,
-            };
-            let deadline = engine.deadline(op, submission.timeout, submitted);
-            self.soonest = self.soonest.min(deadline);
-            let fill = Fill {
-                op,
-                buf,
-                len,
-                flags: submission.flags,
-                caller: self.shared.id as u16,
-                submitted,
-                deadline,
-            };
-            owner.free.pop();
-            if long_place.is_some() {
-                owner.free_long.pop();
-            }
-            // One writer: no read-modify-write. Who sees the op queued sees it counted, by the Release in `queue`.
-            let accepted = self.shared.accepted.load(Ordering::Relaxed);
-            self.shared.accepted.store(accepted + 1, Ordering::Relaxed);
-            // SAFETY: the index was free, and is ours.
-            let ticket = unsafe { table.queue(index, key, &fill) };
-            // There is room.
-            let staged = producer.stage(ticket.to_word());
-            debug_assert!(staged.is_ok());
-            let cell = &mut owner.cells[index as usize];
-            cell.ticket = ticket;
-            cell.user_data = submission.user_data;
-            cell.op = op;
-            cell.long_place = long_place;
-            #[cfg(debug_assertions)]
-            {
-                cell.bytes = (len > 0).then_some((buf.addr(), len));
-            }
-            if let Buffer::Slot(slot) = submission.buffer {
-                cell.slot = Some(slot);
-            }
-            return Ok(ticket);
+        if engine.is_closing() {
+            return Err(engine.refusal());
+        }
+        engine.check_lane(op)?;
+        key::check_len(key, engine.config.max_key)?;
+        let Some(&index) = owner.free.last() else {
+            let depth = owner.cells.len();
+            return Err(SubmitError::NoCredit { depth });
         };
-        Err(Refused {
-            reason,
-            op: submission,
-        })
+        let mut long_place = None;
+        if OpTable::is_long(key) {
+            long_place = owner.free_long.last().copied();
+            if long_place.is_none() {
+                let places = table.long_key_places();
+                return Err(SubmitError::NoLongKeyPlace { places });
+            }
+        }
+        if !producer.has_room(1) {
+            return Err(SubmitError::RingFull { op, room: 0 });
+        }
+        // SAFETY: index and place are free, and ours; the key's length was checked.
+        let placed = unsafe { table.place_key(index, long_place, key, &engine.hasher) };
+        let key = placed.map_err(|at| SubmitError::NulInKey { at })?;
+        let (buf, len) = engine.target(op, &mut submission.buffer)?;
+        let deadline = engine.deadline(op, submission.timeout, submitted);
+        if deadline != NEVER {
+            self.soonest = self.soonest.min(deadline);
+        }
+        let fill = Fill {
+            op,
+            buf,
+            len,
+            flags: submission.flags,
+            caller: self.shared.id as u16,
+            submitted,
+            deadline,
+        };
+        owner.free.pop();
+        // One writer: no read-modify-write. Who sees the op queued sees it counted, by the Release in `queue`.
+        let accepted = self.shared.accepted.load(Ordering::Relaxed);
+        self.shared.accepted.store(accepted + 1, Ordering::Relaxed);
+        // SAFETY: the index was free, and is ours.
+        let ticket = unsafe { table.queue(index, key, &fill) };
+        // There is room.
+        let staged = producer.stage(ticket.to_word());
+        debug_assert!(staged.is_ok());
+        let cell = &mut owner.cells[index as usize];
+        cell.ticket = ticket;
+        cell.user_data = submission.user_data;
+        cell.op = op;
+        if long_place.is_some() {
+            owner.free_long.pop();
+            cell.long_place = long_place;
+        }
+        #[cfg(debug_assertions)]
+        {
+            cell.bytes = (len > 0).then_some((buf.addr(), len));
+        }
+        if let Buffer::Slot(slot) = mem::replace(&mut submission.buffer, Buffer::None) {
+            cell.slot = Some(slot);
+        }
+        Ok(ticket)
+    }
+
+    #[cold]
+    fn count_refused(&self) {
+        // One writer: no read-modify-write.
+        let n = self.shared.refused.load(Ordering::Relaxed);
+        self.shared.refused.store(n + 1, Ordering::Relaxed);
     }
 
     /// Shows what was staged in the rings given (a bit each).
     #[inline]
     fn publish(&mut self, rings: u8) {
-        let (mut staged, mut left) = (rings, rings);
-        while staged != 0 {
-            let ring = staged.trailing_zeros() as usize;
-            staged &= staged - 1;
+        // Mostly it is one.
+        if rings.is_power_of_two() {
+            let ring = rings.trailing_zeros() as usize;
+            self.producers[ring].publish();
+            publish_fence();
+            self.note_deadline();
+            self.announce(ring);
+        } else {
+            self.publish_all(rings);
+        }
+    }
+
+    fn publish_all(&mut self, rings: u8) {
+        let is_in = |ring: &usize| rings & 1 << ring != 0;
+        for ring in (0..RINGS).filter(is_in) {
             self.producers[ring].publish();
         }
         publish_fence();
+        self.note_deadline();
+        (0..RINGS)
+            .filter(is_in)
+            .for_each(|ring| self.announce(ring));
+    }
+
+    /// Tells the timer of the soonest deadline of what was shown.
+    #[inline]
+    fn note_deadline(&mut self) {
         if self.soonest != NEVER {
             let soonest = mem::replace(&mut self.soonest, NEVER);
             self.engine.timer.note(&self.shared.table, soonest);
         }
-        while left != 0 {
-            let ring = left.trailing_zeros() as usize;
-            left &= left - 1;
-            let lane = &self.engine.lanes[ring % OpKind::ALL.len()];
-            lane.queues[ring / OpKind::ALL.len()].mark_ready(self.shared.source());
-            if lane.is_closed() {
-                self.engine.end_queued(&self.shared, lane.op);
-            } else {
-                self.engine.groups[lane.group].wake_for(lane);
-            }
+    }
+
+    /// Says that a ring has something, after the fence.
+    #[inline]
+    fn announce(&self, ring: usize) {
+        let lane = &self.engine.lanes[ring % OpKind::ALL.len()];
+        lane.queues[ring / OpKind::ALL.len()].mark_ready(self.shared.source());
+        if lane.is_closed() {
+            self.engine.end_queued(&self.shared, lane.op);
+        } else {
+            self.engine.groups[lane.group].wake_for(lane);
         }
     }
 
@@ -830,15 +842,23 @@ impl PairBatch<'_> {
     #[inline]
     pub fn push<'k>(
         &mut self,
-        submission: Submission<'k>,
+        mut submission: Submission<'k>,
     ) -> Result<Ticket, Refused<Submission<'k>>> {
         if self.rings == 0 {
             self.submitted = self.pair.engine.clock.raw();
         }
         let ring = ring_of(submission.op, submission.class);
-        let ticket = self.pair.push(submission, self.submitted)?;
-        self.rings |= 1 << ring;
-        Ok(ticket)
+        match self.pair.accept(ring, &mut submission, self.submitted) {
+            Ok(ticket) => {
+                self.rings |= 1 << ring;
+                Ok(ticket)
+            }
+            Err(reason) => {
+                self.pair.count_refused();
+                let op = submission;
+                Err(Refused { reason, op })
+            }
+        }
     }
 
     /// How many more ops can be pushed before completions must be reaped.

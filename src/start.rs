@@ -3,6 +3,7 @@
 use std::sync::{Arc, mpsc};
 
 use crate::circuit::FailFast;
+use crate::clock::Clock;
 use crate::config::{ConfigError, CoreChoice};
 use crate::engine::{Closing, Engine, Shared, Spinners};
 use crate::fork::ForkWord;
@@ -132,7 +133,7 @@ pub struct EngineBuilder {
     config: EngineConfig,
     regions: Vec<Region>,
     warnings: Vec<String>,
-    clock: quanta::Clock,
+    clock: Clock,
 }
 
 impl std::fmt::Debug for dyn Store {
@@ -158,7 +159,7 @@ impl EngineBuilder {
             config: EngineConfig::default(),
             regions: Vec::new(),
             warnings: Vec::new(),
-            clock: quanta::Clock::new(),
+            clock: Clock::new(quanta::Clock::new()),
         }
     }
 
@@ -226,7 +227,7 @@ impl EngineBuilder {
         mut self,
         clock: &HandClock,
     ) -> Result<(Engine, Vec<Driver>), StartError> {
-        self.clock = clock.clock();
+        self.clock = Clock::new(clock.clock());
         self.start_by_hand()
     }
 

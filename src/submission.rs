@@ -214,13 +214,22 @@ pub enum Done {
 }
 
 impl Done {
+    #[inline]
     pub(crate) fn from_raw(op: OpKind, value: u64) -> Self {
         match op {
             OpKind::Lookup if value != 0 => Done::Present,
             OpKind::Lookup => Done::Absent,
             OpKind::Retrieve => Done::Retrieved(value),
+            _ => Self::of_change(op, value),
+        }
+    }
+
+    /// Apart, so that the kinds above need no jump table.
+    #[inline(never)]
+    fn of_change(op: OpKind, value: u64) -> Self {
+        match op {
             OpKind::Store => Done::Store(StoreOutcome::from_raw(value)),
-            OpKind::Delete => Done::Deleted,
+            _ => Done::Deleted,
         }
     }
 }
@@ -250,6 +259,7 @@ pub struct Completion {
 }
 
 impl Completion {
+    #[inline]
     pub(crate) fn result_of(op: OpKind, raw: RawResult) -> Result<Done, OpError> {
         raw.map(|value| Done::from_raw(op, value))
     }

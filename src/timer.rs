@@ -15,6 +15,7 @@ use moonring_rings::deadline::{Alarm, NEVER};
 use moonring_rings::park::publish_fence;
 use moonring_rings::slots::Why;
 
+use crate::clock::Clock;
 use crate::engine::Shared;
 use crate::inflight::OpTable;
 use crate::pairs::Snapshot;
@@ -36,7 +37,7 @@ pub(crate) struct Timer {
 }
 
 impl Timer {
-    pub(crate) fn new(clock: &quanta::Clock) -> Self {
+    pub(crate) fn new(clock: &Clock) -> Self {
         // The clock tells nanoseconds from ticks only; a long span keeps the error of the inverse below 1 in 10^9.
         let ticks = 1u64 << 40;
         let ns = clock.delta_as_nanos(0, ticks).max(1);
@@ -185,7 +186,7 @@ mod tests {
 
     #[test]
     fn a_longer_time_is_never_fewer_ticks_and_one_that_is_too_long_is_none() {
-        let clock = quanta::Clock::new();
+        let clock = Clock::new(quanta::Clock::new());
         let mut timer = Timer::new(&clock);
         let ms = clock.delta(0, timer.ticks(1_000_000));
         assert!(ms.abs_diff(Duration::from_millis(1)) < Duration::from_nanos(100));

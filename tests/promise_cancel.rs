@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 use std::time::Duration;
@@ -431,16 +431,16 @@ fn a_slot_whose_future_was_dropped_is_nobodys_until_its_call_has_let_it_go() {
     } else {
         10_000
     };
-    let reused = AtomicU64::new(0);
     std::thread::scope(|scope| {
         for seed in 0..4u64 {
-            let (client, pool, reused) = (client.clone(), &pool, &reused);
+            let (client, pool) = (client.clone(), &pool);
             scope.spawn(move || {
                 let mut rng = Rng::new(seed);
                 let cancels = client.with_cancel_on_drop();
                 let impatient = client.with_timeout(Some(Duration::from_micros(30)));
                 let hasty = cancels.with_timeout(Some(Duration::from_micros(30)));
-                for _ in 0..rounds {
+                let mut round = 0;
+                while round < rounds {
                     let Some(mut slot) = pool.lend(64) else {
                         std::thread::yield_now();
                         continue;
@@ -463,12 +463,11 @@ fn a_slot_whose_future_was_dropped_is_nobodys_until_its_call_has_let_it_go() {
                         break;
                     }
                     drop(future);
-                    reused.fetch_add(1, Ordering::Relaxed);
+                    round += 1;
                 }
             });
         }
     });
-    assert!(reused.into_inner() > rounds, "10,000 in all, or more");
     eventually(|| engine.stats().engine.credits_in_use == 0);
     assert_eq!((pool.available(), engine.quarantined().len()), (8, 0));
     assert_at_rest(&engine);

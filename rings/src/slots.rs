@@ -57,7 +57,10 @@ use crate::mpmc::Mpmc;
 use crate::sync::{AtomicU64, Ordering, UnsafeCell, broken, ordering};
 
 const INDEX_BITS: u32 = 24;
-const GENERATION_BITS: u32 = 39;
+const INDEX: u64 = (1 << INDEX_BITS) - 1;
+/// The generation in a ticket, and in the state word: 39 bits above the index, or the phase and its flags.
+const GENERATION: u64 = !INDEX & (u64::MAX >> 1);
+const ONE_GENERATION: u64 = 1 << INDEX_BITS;
 
 /// Most ops in flight in one table.
 pub const MAX_DEPTH: usize = 1 << INDEX_BITS;
@@ -69,10 +72,6 @@ pub const MAX_DEPTH: usize = 1 << INDEX_BITS;
 pub struct Ticket(u64);
 
 impl Ticket {
-    fn new(index: u32, generation: u64) -> Self {
-        Self(generation << INDEX_BITS | u64::from(index))
-    }
-
     /// The ticket as a ring's word.
     #[inline(always)]
     pub fn to_word(self) -> u64 {
@@ -81,20 +80,26 @@ impl Ticket {
 
     /// The ticket that was turned into this word.
     #[inline(always)]
-    pub fn from_word(word: u64) -> Self {
+    pub const fn from_word(word: u64) -> Self {
         Self(word)
     }
 
     /// The entry's place in its table.
     #[inline(always)]
     pub fn index(self) -> u32 {
-        (self.0 & ((1 << INDEX_BITS) - 1)) as u32
+        (self.0 & INDEX) as u32
     }
 
     /// Which use of the entry this is.
     #[inline(always)]
     pub fn generation(self) -> u64 {
         self.0 >> INDEX_BITS
+    }
+
+    /// Whether a state word is of this use of the entry.
+    #[inline(always)]
+    fn is_of(self, state: u64) -> bool {
+        (self.0 ^ state) & GENERATION == 0
     }
 }
 
@@ -120,7 +125,6 @@ const DETACHED: u64 = 1 << 4;
 /// A [`Why`], of an op that was abandoned.
 const WHY_SHIFT: u32 = 5;
 const WHY: u64 = 0b11 << WHY_SHIFT;
-const GENERATION_SHIFT: u32 = 8;
 
 /// Why an op was abandoned before its call returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -151,7 +155,7 @@ impl Why {
 
 #[inline(always)]
 fn word(ticket: Ticket, low: u64) -> u64 {
-    ticket.generation() << GENERATION_SHIFT | low
+    ticket.0 & GENERATION | low
 }
 
 /// State and descriptor side by side: with a descriptor of up to 56 bytes, one cache line an op.
@@ -295,9 +299,9 @@ impl<D, W> Table<D, W> {
         let state = unsafe { &self.entry(index).state };
         // Relaxed load: in FREE and DONE only the owner changes the word. The Release store pairs with the Acquire in
         // `claim`, though the ring's own pair has ordered it already.
-        let generation = (state.load(Ordering::Relaxed) >> GENERATION_SHIFT).wrapping_add(1)
-            & ((1 << GENERATION_BITS) - 1);
-        let ticket = Ticket::new(index, generation);
+        let before = state.load(Ordering::Relaxed) & GENERATION;
+        let generation = before.wrapping_add(ONE_GENERATION) & GENERATION;
+        let ticket = Ticket(generation | u64::from(index));
         let order = ordering!(Release, "slots-queue" => Relaxed);
         state.store(word(ticket, QUEUED), order);
         ticket
@@ -408,8 +412,7 @@ impl<D, W> Table<D, W> {
         let Entry { state, .. } = self.entries.get(ticket.index() as usize)?;
         let mut now = state.load(Ordering::Relaxed);
         loop {
-            if now >> GENERATION_SHIFT != ticket.generation() && !broken("slots-abandon-generation")
-            {
+            if !ticket.is_of(now) && !broken("slots-abandon-generation") {
                 return None;
             }
             let next = match now & PHASE {
@@ -445,7 +448,7 @@ impl<D, W> Table<D, W> {
             return Progress::Gone;
         };
         let now = state.load(ordering!(Acquire, "slots-progress" => Relaxed));
-        if now >> GENERATION_SHIFT != ticket.generation() {
+        if !ticket.is_of(now) {
             return Progress::Gone;
         }
         match now & PHASE {
@@ -470,7 +473,7 @@ impl<D, W> Table<D, W> {
     pub unsafe fn pending(&self, index: u32) -> Option<(Ticket, bool)> {
         // SAFETY: the caller vouches for the index.
         let now = unsafe { self.entry(index) }.state.load(Ordering::Acquire);
-        let ticket = Ticket::new(index, now >> GENERATION_SHIFT);
+        let ticket = Ticket(now & GENERATION | u64::from(index));
         match now & PHASE {
             QUEUED => Some((ticket, false)),
             RUNNING => Some((ticket, true)),
@@ -486,7 +489,7 @@ impl<D, W> Table<D, W> {
             .is_some_and(|entry| {
                 let order = ordering!(Acquire, "slots-is-done" => Relaxed);
                 let now = entry.state.load(order);
-                now & PHASE >= DONE && now >> GENERATION_SHIFT == ticket.generation()
+                now & PHASE >= DONE && ticket.is_of(now)
             })
     }
 

@@ -476,7 +476,12 @@ impl<T> Taker<'_, T> {
     where
         T: Copy,
     {
-        let chunk = self.take(n);
+        let mut chunk = self.take(n);
+        if chunk.len() == 1 {
+            // Needs no stretches.
+            out.extend(chunk.next());
+            return;
+        }
         // Two stretches, before and behind the ring's end, that are copied as a whole.
         let (at, len) = (chunk.at & chunk.places.mask, chunk.len());
         let first = len.min(chunk.places.mask + 1 - at);

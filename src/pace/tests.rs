@@ -102,7 +102,7 @@ impl Sim {
     }
 
     fn take(&mut self) {
-        while !self.queue.is_empty() && self.holders() < self.workers.min(self.pace.limit(0)) {
+        while !self.queue.is_empty() && self.holders() < self.workers.min(self.pace.limit(|| 0)) {
             let begun = self.pace.begin();
             let (mut ops, mut len) = (Vec::new(), 0);
             while let Some((producer, n)) = self.queue.pop_front() {
@@ -154,7 +154,7 @@ impl Sim {
                 Event::CallEnds(place) => {
                     let call = self.calls[place].take().unwrap();
                     self.done += call.len;
-                    let limit = self.pace.limit(0).min(self.workers);
+                    let limit = self.pace.limit(|| 0).min(self.workers);
                     self.at_limit[limit as usize] += 1;
                     let ended = Ended {
                         begun: call.begun,
@@ -320,26 +320,26 @@ fn small_calls_open_the_lane_and_large_ones_pace_it_again() {
     };
     for _ in 0..100 {
         call(&pace, 7, false);
-        assert_eq!(pace.limit(0), u32::MAX);
+        assert_eq!(pace.limit(|| 0), u32::MAX);
     }
     (0..4).for_each(|_| call(&pace, 64, false));
     pace.learned(1, 0, 0);
-    assert_eq!((pace.limit(0), pace.limit(2)), (1, 3));
+    assert_eq!((pace.limit(|| 0), pace.limit(|| 2)), (1, 3));
     // 13 in each of three calls, had all been free to make them: as many as before.
     (0..100).for_each(|_| call(&pace, 40, false));
-    assert_eq!(pace.limit(0), 1);
+    assert_eq!(pace.limit(|| 0), 1);
     // 4 in each.
     assert!((0..20).any(|_| {
         call(&pace, 11, false);
-        pace.limit(0) == u32::MAX
+        pace.limit(|| 0) == u32::MAX
     }));
     // One caller alone, after many.
     pace.learned(1, 0, 0);
     (0..9).for_each(|_| call(&pace, 1, false));
-    assert_eq!(pace.limit(0), u32::MAX);
+    assert_eq!(pace.limit(|| 0), u32::MAX);
     // Large values: few ops, and more of them waiting.
     (0..4).for_each(|_| call(&pace, 1, true));
-    assert_eq!(pace.limit(0), 1);
+    assert_eq!(pace.limit(|| 0), 1);
 }
 
 #[test]
@@ -357,7 +357,7 @@ fn one_worker_and_a_bound_that_stands_have_nothing_to_learn() {
             pace.end(ended, now * 1_000_000);
         }
         // One worker's calls are one after the other, bound or no bound.
-        assert!(!pace.learns() && !pace.holds_back() && pace.limit(0) >= 1);
+        assert!(!pace.learns() && !pace.holds_back() && pace.limit(|| 0) >= 1);
         assert_eq!(pace.gather_time() > 0, pace.most == 1);
     }
 }
@@ -405,19 +405,22 @@ fn calls_that_hang_do_not_count_until_they_return() {
     end(pace.begin(), 1);
     // In time, and just so.
     pace.watch(1, RULES.patience + 1);
-    assert_eq!(pace.limit(0), 1);
+    assert_eq!(pace.limit(|| 0), 1);
     pace.watch(1, RULES.patience + 2);
-    assert_eq!(pace.limit(0), u32::MAX);
+    assert_eq!(pace.limit(|| 0), u32::MAX);
     // Others go on: it is paced again, beside the one that hangs.
     (0..4).for_each(|i| end(pace.begin(), RULES.patience + 3 + i));
-    assert_eq!((pace.limit(0), pace.limit(1), pace.limit(2)), (2, 2, 3));
+    assert_eq!(
+        (pace.limit(|| 0), pace.limit(|| 1), pace.limit(|| 2)),
+        (2, 2, 3)
+    );
     end(hangs, RULES.patience + 9);
-    assert_eq!(pace.limit(0), 1);
+    assert_eq!(pace.limit(|| 0), 1);
     // An idle lane hangs nowhere.
     pace.watch(0, 3 * RULES.patience);
-    assert_eq!(pace.limit(0), u32::MAX);
+    assert_eq!(pace.limit(|| 0), u32::MAX);
     (0..4).for_each(|i| end(pace.begin(), 3 * RULES.patience + i));
-    assert_eq!(pace.limit(0), 1);
+    assert_eq!(pace.limit(|| 0), 1);
 }
 
 #[test]
@@ -427,7 +430,7 @@ fn a_small_call_that_hung_counts_no_more_when_it_has_returned() {
     let begun = pace.begin();
     let now = RULES.patience + 1;
     pace.watch(1, now);
-    assert_eq!(pace.limit(0), u32::MAX, "open, and one is stuck");
+    assert_eq!(pace.limit(|| 0), u32::MAX, "open, and one is stuck");
     let ended = Ended {
         begun,
         since: 0,
@@ -437,5 +440,5 @@ fn a_small_call_that_hung_counts_no_more_when_it_has_returned() {
     };
     pace.end(ended, now + 1);
     pace.learned(1, 0, now + 1);
-    assert_eq!(pace.limit(0), 1);
+    assert_eq!(pace.limit(|| 0), 1);
 }
