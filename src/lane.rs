@@ -23,8 +23,9 @@
 //! # Going to sleep
 //! A worker announces itself in the group's wake word, looks at the bits again, then parks (see
 //! [`moonring_rings::park`]). One worker of a group may spin first; it says so by [`SPINNING`], and producers
-//! then wake nobody. When it stops it clears that bit, and looks once more after a fence. Whoever takes a batch and
-//! sees more work than it took wakes the next sleeper before its store call.
+//! then wake nobody. When it stops it clears that bit, and looks once more after a fence. Nor do they wake anybody while a worker is
+//! between two calls, for it looks for work itself; see [`moonring_rings::crew`]. Whoever goes into a store call, or into a waker, and
+//! leaves work behind wakes the next sleeper first.
 //!
 //! While the group has a lane that is paced (see [`crate::pace`]), one of its idle workers is the **watcher**: it sleeps no longer than
 //! calls may take. Whoever goes into a call wakes another if there is none.
@@ -35,8 +36,9 @@ use std::thread::Thread;
 use std::time::Duration;
 
 use crossbeam_utils::CachePadded;
+use moonring_rings::crew::{Crew, SPINNING};
 use moonring_rings::mpmc::Mpmc;
-use moonring_rings::park::{WakeWord, publish_fence};
+use moonring_rings::park::publish_fence;
 
 use crate::circuit::{Circuit, FailFast};
 use crate::pace::Pace;
@@ -48,8 +50,6 @@ pub(crate) const CLIENTS: usize = 0;
 /// Most workers in one group: one bit each, one for their spare, and one for a flag.
 pub(crate) const MAX_WORKERS: usize = 62;
 
-/// One worker of the group looks for work all the time; no need to wake another.
-const SPINNING: u64 = 1 << 63;
 /// The workers, and their spare.
 const SLEEPERS: u64 = (1 << (MAX_WORKERS + 1)) - 1;
 
@@ -283,15 +283,15 @@ pub(crate) struct Group {
     /// The op kinds served, in lane order.
     pub(crate) ops: Vec<OpKind>,
     pub(crate) workers: usize,
-    wake: CachePadded<WakeWord>,
+    crew: Crew,
+    /// Of the busy workers, those that are in no store call.
+    aside: AtomicUsize,
     /// The last is the spare.
     threads: Box<[OnceLock<Thread>]>,
     /// Listed ops, by worker and op kind, for which a call counts as overdue; and how many of these are not 0. Changed under the
     /// quarantine's lock.
     overdue: Box<[[AtomicU32; 4]]>,
     overdue_calls: AtomicUsize,
-    /// Workers in a store call.
-    busy: CachePadded<AtomicU32>,
     /// An idle worker looks every now and then whether the calls of paced lanes end.
     watched: AtomicBool,
 }
@@ -301,11 +301,11 @@ impl Group {
         Self {
             ops,
             workers,
-            wake: CachePadded::new(WakeWord::new()),
+            crew: Crew::new(workers),
+            aside: AtomicUsize::new(0),
             threads: (0..=workers).map(|_| OnceLock::new()).collect(),
             overdue: (0..workers).map(|_| Default::default()).collect(),
             overdue_calls: AtomicUsize::new(0),
-            busy: CachePadded::new(AtomicU32::new(0)),
             watched: AtomicBool::new(false),
         }
     }
@@ -331,7 +331,7 @@ impl Group {
     /// Wakes a sleeper, if there is one.
     #[cold]
     pub(crate) fn wake_one(&self) {
-        if let Some(worker) = self.wake.take_one(SLEEPERS) {
+        if let Some(worker) = self.crew.word().take_one(SLEEPERS) {
             self.unpark(worker as usize);
         }
     }
@@ -375,7 +375,7 @@ impl Group {
     pub(crate) fn wake_all(&self) {
         publish_fence();
         self.unpark(self.workers);
-        let mut sleepers = self.wake.take(SLEEPERS);
+        let mut sleepers = self.crew.word().take(SLEEPERS);
         while sleepers != 0 {
             self.unpark(sleepers.trailing_zeros() as usize);
             sleepers &= sleepers - 1;
@@ -388,41 +388,40 @@ impl Group {
         }
     }
 
-    /// Whether some worker of the group sleeps and none spins: whoever leaves work behind should wake one.
+    /// Whether whoever leaves work behind should wake a worker: one sleeps, none spins, and none is about to look by itself.
     #[inline]
     pub(crate) fn needs_wake(&self) -> bool {
-        let announced = self.wake.announced();
-        announced != 0 && announced & SPINNING == 0
+        self.crew.needs_wake()
     }
 
     /// Becomes the group's spinner, if it has none.
     pub(crate) fn start_spinning(&self) -> bool {
-        if self.wake.announced() & SPINNING != 0 {
+        if self.crew.word().announced() & SPINNING != 0 {
             return false;
         }
-        self.wake.set_flag(SPINNING)
+        self.crew.word().set_flag(SPINNING)
     }
 
     /// Stops spinning. Work published until now may have woken nobody: look again before you sleep.
     pub(crate) fn stop_spinning(&self) {
-        self.wake.retract(SPINNING);
+        self.crew.word().retract(SPINNING);
         // Pairs with `publish_fence`: who saw the flag published before this, and we see it.
         fence(Ordering::SeqCst);
     }
 
     /// Announces a worker as about to sleep. Look again after this.
     pub(crate) fn announce(&self, worker: usize) {
-        self.wake.announce(1 << worker);
+        self.crew.word().announce(1 << worker);
     }
 
     /// Takes the announcement back.
     pub(crate) fn retract(&self, worker: usize) {
-        self.wake.retract(1 << worker);
+        self.crew.word().retract(1 << worker);
     }
 
     /// Sleeps until somebody clears the announcement.
     pub(crate) fn sleep(&self, worker: usize) {
-        while self.wake.peek(1 << worker) != 0 {
+        while self.crew.word().peek(1 << worker) != 0 {
             std::thread::park();
         }
     }
@@ -447,23 +446,41 @@ impl Group {
         self.watched.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn enter_call(&self) {
-        self.busy.fetch_add(1, Ordering::Relaxed);
+    /// A worker is about to be busy with what may take long. Look for work that is left after this, see [`Crew::enter`].
+    #[inline]
+    pub(crate) fn enter(&self) {
+        self.crew.enter();
     }
 
-    pub(crate) fn leave_call(&self) {
-        self.busy.fetch_sub(1, Ordering::Relaxed);
+    #[inline]
+    pub(crate) fn leave(&self) {
+        self.crew.leave();
+    }
+
+    /// A worker that [entered](Self::enter) is in no store call; until it [is back](Self::is_back).
+    pub(crate) fn is_aside(&self) {
+        self.aside.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_back(&self) {
+        self.aside.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// How many workers are in a store call. A hint.
-    pub(crate) fn busy(&self) -> usize {
-        self.busy.load(Ordering::Relaxed) as usize
+    pub(crate) fn calls(&self) -> usize {
+        let aside = self.aside.load(Ordering::Relaxed);
+        self.crew.busy().saturating_sub(aside)
     }
 
     /// Whether another worker could take part of a large batch right now. A hint.
     pub(crate) fn has_idle(&self) -> bool {
         // The caller is one of those not busy.
-        self.busy() + 1 < self.workers
+        self.crew.busy() + 1 < self.workers
+    }
+
+    /// Whether no worker could. A hint, for a caller that is busy itself.
+    pub(crate) fn is_all_busy(&self) -> bool {
+        self.crew.busy() >= self.workers
     }
 }
 

@@ -106,7 +106,7 @@ pub(crate) fn shutdown(
     engine.set_closing(Closing::Cancel);
     end_rest(engine);
     // Who is in no call leaves in a moment, for nothing is queued any more.
-    let calls = || engine.groups.iter().map(Group::busy).sum();
+    let calls = || engine.groups.iter().map(Group::calls).sum();
     wait_for_workers(engine, LEAVERS, |working| working <= calls());
     engine.abandon_all();
     engine.set_closed();

@@ -406,7 +406,7 @@ impl Worker {
             while let Some(late) = self.batch.take_late() {
                 engine.expire(Submitter::Clients, late.ticket, &mut self.wakers);
                 // Their owners don't wait for the others' call.
-                self.wake();
+                self.wake(engine);
             }
             return !left || !self.words.is_empty();
         }
@@ -461,10 +461,6 @@ impl Worker {
     /// Executes the batch and completes its ops.
     fn execute(&mut self, engine: &Shared, group: &Group, op: OpKind) {
         let lane = &engine.lanes[op.index()];
-        // What this worker leaves behind must not wait for its call to return.
-        if group.needs_wake() && (engine.has_work(group) || engine.needs_watcher(group)) {
-            group.wake_one();
-        }
         let mut called = false;
         let now = if engine.closing() == Closing::Cancel {
             self.batch.fail_all(OpError::ShutDown);
@@ -474,11 +470,11 @@ impl Worker {
             engine.clock.raw()
         } else {
             called = true;
-            group.enter_call();
+            self.go_busy(engine, group);
             let now = self
                 .batch
                 .execute(op, &*engine.store, &engine.clock, self.stats.lane(op));
-            group.leave_call();
+            group.leave();
             now
         };
         // While workers are kept from calls, what producers send when they see these answers shall be one call, not several:
@@ -514,7 +510,9 @@ impl Worker {
         };
         self.complete(engine);
         if gather_time > 0 {
-            self.gather(engine, group, lane, gather_time, queued);
+            self.aside(engine, group, |this| {
+                this.gather(engine, group, lane, gather_time, queued);
+            });
         }
         self.batch.clear();
         self.completing = false;
@@ -523,6 +521,24 @@ impl Worker {
             // Pairs with the publishers': they see that the lane can be held, or this worker sees next what they have published.
             publish_fence();
         }
+    }
+
+    /// What this worker leaves behind must not wait until it is back.
+    #[inline]
+    fn go_busy(&self, engine: &Shared, group: &Group) {
+        group.enter();
+        if group.needs_wake() && (engine.has_work(group) || engine.needs_watcher(group)) {
+            group.wake_one();
+        }
+    }
+
+    /// Does what is no store call, and may take its time.
+    fn aside(&mut self, engine: &Shared, group: &Group, work: impl FnOnce(&mut Self)) {
+        group.is_aside();
+        self.go_busy(engine, group);
+        work(self);
+        group.leave();
+        group.is_back();
     }
 
     /// Releases the ops of the batch that were abandoned. Whether its call was overdue.
@@ -569,15 +585,17 @@ impl Worker {
             }
         }
         if !self.wakers.is_empty() {
-            self.wake();
+            self.wake(engine);
         }
     }
 
-    /// Wakes those whose ops were completed.
-    fn wake(&mut self) {
-        for waker in self.wakers.drain(..) {
-            waker.wake();
-        }
+    /// Wakes those whose ops were completed: others' code, which may take its time.
+    fn wake(&mut self, engine: &Shared) {
+        self.aside(engine, &engine.groups[self.group], |this| {
+            for waker in this.wakers.drain(..) {
+                waker.wake();
+            }
+        });
     }
 
     /// How many ops those have queued that the batch's are of. A hint.
@@ -598,7 +616,7 @@ impl Worker {
         let others = || group.ops.iter().filter(|&&op| op != lane.op);
         let is_needed = || {
             let has_work = others().any(|op| engine.lanes[op.index()].has_work());
-            (has_work && !group.has_idle()) || engine.is_closing()
+            (has_work && group.is_all_busy()) || engine.is_closing()
         };
         let began = engine.clock.raw();
         let mut queued = before;

@@ -4,12 +4,14 @@
 mod common_b;
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::Arc;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use common_b::*;
 use moonring::store::{NullStore, SimOptions};
-use moonring::{Done, Engine, EngineConfig, EventFd, OpKind, Pair, Submission};
+use moonring::{Done, Engine, EngineConfig, EventFd, OpKind, Pair, Submission, block_on};
 
 /// The host's own event loop.
 struct Epoll(OwnedFd);
@@ -268,6 +270,43 @@ fn no_wake_is_lost_when_pairs_come_and_go() {
                 });
             }
         });
+    });
+}
+
+/// A worker that is kept in a waker, which is others' code, is not counted on: what comes then wakes another.
+#[test]
+fn ops_go_on_while_a_worker_is_kept_in_a_waker() {
+    struct Keeps(Mutex<mpsc::Receiver<()>>, mpsc::SyncSender<()>);
+    impl Wake for Keeps {
+        fn wake(self: Arc<Self>) {
+            self.1.send(()).unwrap();
+            self.0.lock().unwrap().recv().unwrap();
+        }
+    }
+    within(HANG, "a waker that blocks", || {
+        let sim = sim(Arc::new(NullStore), SimOptions::default());
+        let (region, _pool) = slots(64, 1);
+        let engine = start(sim.clone(), config().num_workers(2), &region);
+        let client = engine.client();
+        let (go, waits) = mpsc::sync_channel(1);
+        let (says, is_kept) = mpsc::sync_channel(1);
+        let waker = Waker::from(Arc::new(Keeps(Mutex::new(waits), says)));
+        // Its waker must be there before it ends.
+        let gate = sim.gate().close(&[OpKind::Lookup]);
+        let mut kept = pin!(client.lookup("a"));
+        let polled = kept.as_mut().poll(&mut Context::from_waker(&waker));
+        assert!(polled.is_pending());
+        drop(gate);
+        is_kept.recv().unwrap();
+        let mut pair = engine.pair(1).unwrap();
+        for _ in 0..100 {
+            submit(&mut pair, Submission::lookup("b"));
+            assert_eq!(reap(&mut pair, 1)[0].result, Ok(Done::Present));
+            // Long enough for the other worker to fall asleep, now and then.
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        go.send(()).unwrap();
+        assert_eq!(block_on(kept), Ok(true));
     });
 }
 

@@ -5,6 +5,7 @@
 //! | [`spsc`] | ring of any type; reserve, fill in place, publish once | one / one at a time (consumer token) |
 //! | [`mpmc`] | ring of 63-bit words; n places by one claim, or none | many / many |
 //! | [`completion`] | ring of two-word completions that can't overflow | many / one |
+//! | [`crew`] | workers that sleep by one word: whom to wake, and when nobody | |
 //! | [`park`] | the wake word: announce, look again, sleep; publish, fence, wake | |
 //! | [`deadline`] | the soonest deadline of a table, and when the timer looks next | |
 //! | [`slots`] | tickets with index and generation, the state of each op in flight, credits | |
@@ -13,6 +14,7 @@
 //! [`sync`], where the model checker `loom` can stand in (`--cfg loom`); the models are in `tests/loom`.
 
 pub mod completion;
+pub mod crew;
 pub mod deadline;
 pub mod mpmc;
 pub mod park;

@@ -446,7 +446,18 @@ impl<T> Taker<'_, T> {
     /// Takes the next value and gives its place back at once.
     #[inline]
     pub fn pop(&mut self) -> Option<T> {
-        self.take(1).next()
+        let at = self.head;
+        if self.tail == at && self.available() == 0 {
+            return None;
+        }
+        // SAFETY: the place lies between head and tail, so it holds a published value; nobody reads it again.
+        let value = unsafe { self.places.read(at) };
+        self.head = at.wrapping_add(1);
+        self.released = self.head;
+        // Release pairs with the Acquire load in `Producer::look_for_room`: the value has been read.
+        let order = ordering!(Release, "spsc-pop-give-back" => Relaxed);
+        self.shared.head.store(self.head, order);
+        Some(value)
     }
 
     /// Takes up to `n` values; their places are given back together, when the chunk is dropped. What is left in a chunk

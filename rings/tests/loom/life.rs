@@ -444,9 +444,9 @@ impl Engine {
                 ops -= usize::from(over);
                 continue;
             }
-            self.sleepers.word.announce(1);
+            self.sleepers.word().announce(1);
             match self.completions.has_ready(&owner.cursor, 0) {
-                true => _ = self.sleepers.word.retract(1),
+                true => _ = self.sleepers.word().retract(1),
                 false => self.sleepers.sleep(0),
             }
         }

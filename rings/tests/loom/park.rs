@@ -7,13 +7,15 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicUsize as LoomUsize, Ordering::Relaxed};
 use loom::thread::{self, Thread};
+use moonring_rings::crew::Crew;
 use moonring_rings::park::{WakeWord, publish_fence};
 
 use crate::model;
 
 /// Threads that sleep by a wake word, one bit each.
 pub(crate) struct Sleepers {
-    pub(crate) word: WakeWord,
+    /// Two workers.
+    pub(crate) crew: Crew,
     /// Set by each thread before it first announces itself. Not a part of the model.
     threads: Mutex<Vec<Option<Thread>>>,
 }
@@ -21,9 +23,13 @@ pub(crate) struct Sleepers {
 impl Sleepers {
     pub(crate) fn new() -> Self {
         Self {
-            word: WakeWord::new(),
+            crew: Crew::new(2),
             threads: Mutex::new(vec![None; 3]),
         }
+    }
+
+    pub(crate) fn word(&self) -> &WakeWord {
+        self.crew.word()
     }
 
     pub(crate) fn enrol(&self, n: usize, thread: &Thread) {
@@ -32,7 +38,7 @@ impl Sleepers {
 
     /// Sleeps until somebody has cleared the bit. A thread that nobody wakes fails the model as a deadlock.
     pub(crate) fn sleep(&self, n: usize) {
-        while self.word.peek(1 << n) != 0 {
+        while self.word().peek(1 << n) != 0 {
             thread::park();
         }
     }
@@ -43,12 +49,12 @@ impl Sleepers {
     }
 
     pub(crate) fn wake_one(&self) -> bool {
-        let taken = self.word.take_one(!0 >> 1);
+        let taken = self.word().take_one(!0 >> 1);
         taken.inspect(|&n| self.unpark(n as usize)).is_some()
     }
 
     pub(crate) fn wake_all(&self) {
-        let taken = self.word.take(!0 >> 1);
+        let taken = self.word().take(!0 >> 1);
         (0..3)
             .filter(|n| taken >> n & 1 != 0)
             .for_each(|n| self.unpark(n));
@@ -110,10 +116,10 @@ impl Work {
             if self.take() {
                 return true;
             }
-            self.sleepers.word.announce(1 << n);
+            self.sleepers.word().announce(1 << n);
             let look_again = self.taken.load(Relaxed) < self.published.load(Relaxed);
             if look_again || self.over.load(Relaxed) {
-                self.sleepers.word.retract(1 << n);
+                self.sleepers.word().retract(1 << n);
                 if self.over.load(Relaxed) {
                     return false;
                 }

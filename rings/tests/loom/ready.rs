@@ -6,8 +6,8 @@
 //!   publish to the ring                     bit set? take the ring's consumer token, never wait
 //!   fence(SeqCst)                           clear the bit, fence(SeqCst)
 //!   bit clear? set it, fence(SeqCst)        take what is there; something left? as the producer, from its fence on
-//!   sleeper? clear its bit, wake it         more to do and a sleeper? wake it, before the store call
-//!                                           nothing? announce, fence(SeqCst), no bit set? sleep
+//!   sleeper, and nobody between?            busy, fence(SeqCst); more to do, a sleeper, and nobody between? wake it
+//!       clear its bit, wake it              nothing? announce, fence(SeqCst), no bit set? sleep
 //! ```
 //!
 //! A worker that took a word is busy for good ("in a store call that does not return"), and there are as many words as
@@ -17,15 +17,13 @@
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering::*, fence};
 use loom::thread;
+use moonring_rings::crew::SPINNING;
 use moonring_rings::mpmc::Mpmc;
 use moonring_rings::park::publish_fence;
 use moonring_rings::spsc::{Consumer, Producer, ring};
 
 use crate::model;
 use crate::park::Sleepers;
-
-/// In the wake word: a worker looks for work all the time, no need to wake another.
-const SPINNING: u64 = 1 << 63;
 
 enum Source {
     Pair(Consumer<u64>),
@@ -71,13 +69,8 @@ impl Lane {
         }
     }
 
-    fn needs_wake(&self) -> bool {
-        let announced = self.sleepers.word.announced();
-        announced != 0 && announced & SPINNING == 0
-    }
-
     fn wake_one(&self) {
-        if self.needs_wake() {
+        if self.sleepers.crew.needs_wake() {
             self.sleepers.wake_one();
         }
     }
@@ -121,7 +114,8 @@ impl Lane {
 
     /// Before the store call: what this worker leaves behind must not wait for it.
     fn pass_on(&self) {
-        if self.needs_wake() && self.has_work() {
+        self.sleepers.crew.enter();
+        if self.has_work() {
             self.wake_one();
         }
     }
@@ -137,9 +131,9 @@ impl Lane {
                 thread::yield_now();
                 continue;
             }
-            self.sleepers.word.announce(1 << n);
+            self.sleepers.word().announce(1 << n);
             if self.has_work() {
-                self.sleepers.word.retract(1 << n);
+                self.sleepers.word().retract(1 << n);
                 thread::yield_now();
                 continue;
             }
@@ -149,7 +143,7 @@ impl Lane {
 
     /// One worker of a group looks for a while before it sleeps; nobody is woken meanwhile.
     fn spin(&self, looks: usize) -> bool {
-        let word = &self.sleepers.word;
+        let word = self.sleepers.word();
         if word.announced() & SPINNING != 0 || !word.set_flag(SPINNING) {
             return false;
         }
@@ -178,7 +172,7 @@ fn worker(lane: &Arc<Lane>, n: usize, spins: usize) -> Worker {
 
 /// A worker that has announced itself, and looked in vain, before anything else happens.
 fn sleeper(lane: &Arc<Lane>, n: usize) -> Worker {
-    lane.sleepers.word.announce(1 << n);
+    lane.sleepers.word().announce(1 << n);
     let lane = Arc::clone(lane);
     let here = Arc::clone(&lane);
     let worker = thread::spawn(move || {
@@ -242,8 +236,11 @@ fn two_rings() {
             })
         };
         lane.sleepers.enrol(0, &thread::current());
+        // Busy until then: with its own publication.
+        lane.sleepers.crew.enter();
         first.push(1).unwrap();
         lane.publish(0);
+        lane.sleepers.crew.leave();
         let word = lane.worker(0, 0);
         producer.join().unwrap();
         assert_eq!(word + sleeper.join().unwrap(), 3);
@@ -262,8 +259,11 @@ fn a_pair_and_a_client() {
             thread::spawn(move || lane.push_client(0, 1))
         };
         lane.sleepers.enrol(0, &thread::current());
+        // Busy until then: with its own publication.
+        lane.sleepers.crew.enter();
         producer.push(2).unwrap();
         lane.publish(1);
+        lane.sleepers.crew.leave();
         let word = lane.worker(0, 0);
         client.join().unwrap();
         assert_eq!(word + sleeper.join().unwrap(), 3);
@@ -281,7 +281,10 @@ fn two_clients() {
             thread::spawn(move || lane.push_client(0, 1))
         };
         lane.sleepers.enrol(0, &thread::current());
+        // Busy until then: with its own publication.
+        lane.sleepers.crew.enter();
         lane.push_client(0, 2);
+        lane.sleepers.crew.leave();
         let word = lane.worker(0, 0);
         client.join().unwrap();
         assert_eq!(word + sleeper.join().unwrap(), 3);

@@ -52,6 +52,26 @@ fn publishes_once_and_wraps() {
     });
 }
 
+/// A place that was popped is the producer's again, and not before.
+#[test]
+fn a_popped_place_is_used_again() {
+    model("spsc a_popped_place_is_used_again", 1, None, || {
+        let drops = Drops::new(2);
+        let (mut producer, consumer) = ring(1);
+        producer.push(drops.value(0)).unwrap();
+        let value = drops.value(1);
+        let thread = thread::spawn(move || producer.push(value).is_ok());
+        let mut taker = consumer.try_lock().unwrap();
+        assert_eq!(taker.pop().unwrap().number, 0);
+        let second = taker.pop().map(|value| value.number);
+        let pushed = thread.join().unwrap();
+        let rest = second.or_else(|| taker.pop().map(|value| value.number));
+        assert_eq!(rest, pushed.then_some(1));
+        drop(taker);
+        drops.assert_each_once();
+    });
+}
+
 /// What is staged is not seen before it is published, and then all at once.
 #[test]
 fn staged_values_show_at_once() {
