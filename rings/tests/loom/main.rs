@@ -14,6 +14,7 @@
 
 mod completion;
 mod deadline;
+mod event;
 mod life;
 mod mpmc;
 mod park;
