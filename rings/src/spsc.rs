@@ -489,8 +489,10 @@ impl<T> Taker<'_, T> {
     {
         let mut chunk = self.take(n);
         if chunk.len() == 1 {
-            // Needs no stretches.
-            out.extend(chunk.next());
+            // Needs no stretches. (`extend` by an `Option` is not inlined.)
+            if let Some(value) = chunk.next() {
+                out.push(value);
+            }
             return;
         }
         // Two stretches, before and behind the ring's end, that are copied as a whole.
