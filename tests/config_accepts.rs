@@ -329,6 +329,7 @@ fn the_sim_store() {
     let all = sim(
         r#"{"type": "sim", "inner": {"type": "memory", "capacity": "1G", "lease_ms": 5},
             "seed": 18446744073709551615, "delay_us": 200, "delay_ns_per_key": 30, "delay_ns_per_byte": 0.125,
+            "pipe_us": 31, "pipe_ns_per_key": 32, "pipe_ns_per_byte": 0.5,
             "key_error_rate": 0.01, "call_error_rate": 1e-3,
             "wrong_count": {"rate": 0.5}, "flip_bytes": {"calls": [3, 7]}, "unwritten": {"op": "retrieve", "rate": 1},
             "swapped": {"rate": 0}, "panics": {"calls": [500], "op": "store"}}"#,
@@ -340,6 +341,8 @@ fn the_sim_store() {
     assert_eq!(all.seed, u64::MAX);
     assert_eq!((all.delay_us, all.delay_ns_per_key), (200, 30));
     assert_eq!(all.delay_ns_per_byte, 0.125);
+    assert_eq!((all.pipe_us, all.pipe_ns_per_key), (31, 32));
+    assert_eq!(all.pipe_ns_per_byte, 0.5);
     assert_eq!((all.key_error_rate, all.call_error_rate), (0.01, 0.001));
     let fault = |fault: &Option<Fault>| fault.clone().map(|f| (f.when, f.op));
     let retrieve = Some(OpKind::Retrieve);
@@ -393,6 +396,7 @@ fn nothing_is_accepted_and_dropped() {
         "type": "sim", "num_workers": 2, "per_op_workers": {"lookup": 3, "retrieve": 4, "store": 5},
         "inner": {"type": "memory", "capacity": 7, "lease_ms": 8},
         "seed": 9, "delay_us": 10, "delay_ns_per_key": 11, "delay_ns_per_byte": 12.5,
+        "pipe_us": 32, "pipe_ns_per_key": 33, "pipe_ns_per_byte": 34.5,
         "key_error_rate": 0.25, "call_error_rate": 0.5,
         "wrong_count": {"calls": [1], "op": "delete"}, "flip_bytes": {"calls": [2], "op": "retrieve"},
         "unwritten": {"calls": [3], "op": "retrieve"}, "swapped": {"calls": [4], "op": "retrieve"},

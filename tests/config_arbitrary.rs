@@ -28,7 +28,7 @@ fn check(json: &str) -> Result<bool, TestCaseError> {
 
 fn key() -> impl Strategy<Value = String> {
     let names = "type num_workers per_op_workers eviction moonring capacity lease_ms inner seed delay_us \
-        delay_ns_per_key delay_ns_per_byte key_error_rate call_error_rate wrong_count flip_bytes unwritten swapped \
+        delay_ns_per_key delay_ns_per_byte pipe_us pipe_ns_per_key pipe_ns_per_byte key_error_rate call_error_rate wrong_count flip_bytes unwritten swapped \
         panics rate calls op lookup retrieve store delete max_batch max_batch_bytes share_bytes adapt ring_depth \
         max_pairs spin_us cores busy_poll max_key long_keys max_registration setup_timeout protocol local_hostname";
     let names: Vec<String> = names.split_whitespace().map(str::to_owned).collect();
@@ -192,6 +192,9 @@ fn valid_json() -> impl Strategy<Value = String> {
         member("delay_us", number(0..=1_000_000)),
         member("delay_ns_per_key", number(0..=1_000_000)),
         member("delay_ns_per_byte", rate()),
+        member("pipe_us", number(0..=1_000_000)),
+        member("pipe_ns_per_key", number(0..=1_000_000)),
+        member("pipe_ns_per_byte", rate()),
         member("key_error_rate", rate()),
         member("call_error_rate", rate()),
         member("wrong_count", fault("store")),

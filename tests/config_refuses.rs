@@ -425,8 +425,8 @@ fn the_type() {
 #[test]
 fn unknown_keys_of_our_own_types() {
     let common = "type, num_workers, per_op_workers, eviction, moonring";
-    let sim = "inner, seed, delay_us, delay_ns_per_key, delay_ns_per_byte, key_error_rate, call_error_rate, \
-               wrong_count, flip_bytes, unwritten, swapped, panics";
+    let sim = "inner, seed, delay_us, delay_ns_per_key, delay_ns_per_byte, pipe_us, pipe_ns_per_key, pipe_ns_per_byte, \
+               key_error_rate, call_error_rate, wrong_count, flip_bytes, unwritten, swapped, panics";
     for (kind, known) in [
         ("memory", format!("{common}, capacity, lease_ms")),
         ("null", common.to_owned()),

@@ -576,6 +576,53 @@ fn delays_add_up_per_call_key_and_byte_and_burn_no_core() {
     assert!(cpu() - burnt < Duration::from_millis(30), "it burnt a core");
 }
 
+/// Delays of calls side by side go by together, what they put into the pipe goes by one after the other.
+#[test]
+fn the_pipe_is_shared_by_all_calls_and_delays_are_not() {
+    let at_once = |options: SimOptions| {
+        let (sim, memory) = sim(options);
+        fill(&*memory, 4);
+        let (began, burnt) = (Instant::now(), cpu());
+        std::thread::scope(|scope| {
+            let calls: Vec<_> = (0..4)
+                .map(|_| scope.spawn(|| get(&*sim, 4, LEN).len()))
+                .collect();
+            calls.into_iter().for_each(|call| {
+                call.join().unwrap();
+            });
+        });
+        assert!(cpu() - burnt < Duration::from_millis(30), "it burnt a core");
+        began.elapsed()
+    };
+    // 10 ms, 4 keys of 5 ms, 256 bytes of 0.1 ms: 55.6 ms a call.
+    let piped = at_once(SimOptions {
+        pipe: Duration::from_millis(10),
+        pipe_ns_per_key: 5e6,
+        pipe_ns_per_byte: 0.1e6,
+        ..SimOptions::default()
+    });
+    assert!(piped >= Duration::from_millis(222), "{piped:?}");
+    let (sim, _) = sim(SimOptions {
+        pipe: Duration::from_millis(40),
+        delay: Duration::from_millis(60),
+        ..SimOptions::default()
+    });
+    // Twice 40 ms one after the other, and 60 ms side by side: 140 ms, where the machine has time for us. A pipe that nobody
+    // needed for a while has stored nothing up.
+    let took = || {
+        std::thread::sleep(Duration::from_millis(50));
+        let began = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| direct::exists(&*sim, &[b"a"]));
+            scope.spawn(|| direct::exists(&*sim, &[b"b"]));
+        });
+        began.elapsed()
+    };
+    let shortest = (0..5).map(|_| took()).min().unwrap();
+    assert!(shortest >= Duration::from_millis(140), "{shortest:?}");
+    assert!(shortest < Duration::from_millis(190), "{shortest:?}");
+}
+
 #[test]
 fn a_gate_holds_calls_of_its_kinds_until_they_are_let_through() {
     within_a_minute(|| {
@@ -736,6 +783,8 @@ fn options_that_make_no_sense_are_refused_by_name() {
         ("delay_ns_per_key", |o| o.delay_ns_per_key = f64::NAN),
         ("delay_ns_per_key", |o| o.delay_ns_per_key = -1.0),
         ("delay_ns_per_byte", |o| o.delay_ns_per_byte = f64::INFINITY),
+        ("pipe_ns_per_key", |o| o.pipe_ns_per_key = -0.5),
+        ("pipe_ns_per_byte", |o| o.pipe_ns_per_byte = f64::NAN),
         ("key_errors.rate", |o| o.key_errors.rate = 1.01),
         ("call_errors.rate", |o| o.call_errors.rate = -0.01),
         ("wrong_counts.rate", |o| o.wrong_counts.rate = f64::NAN),

@@ -221,6 +221,13 @@ pub struct SimConfig {
     /// `delay_ns_per_byte`: nanoseconds more per byte of the buffers, fractions allowed (0.1 is 10 GB/s). Default 0; at most
     /// 1,000,000.
     pub delay_ns_per_byte: f64,
+    /// `pipe_us`: microseconds that each call puts into a pipe that all calls share, one after the other. Default 0; at most an hour.
+    pub pipe_us: u64,
+    /// `pipe_ns_per_key`: nanoseconds more in the pipe per key. Default 0; at most a minute.
+    pub pipe_ns_per_key: u64,
+    /// `pipe_ns_per_byte`: nanoseconds more in the pipe per byte of the buffers, fractions allowed (1 is 1 GB/s for all calls
+    /// together). Default 0; at most 1,000,000.
+    pub pipe_ns_per_byte: f64,
     /// `key_error_rate`: share of keys that fail, from 0 to 1. Default 0.
     pub key_error_rate: f64,
     /// `call_error_rate`: share of calls that fail as a whole, from 0 to 1. Default 0.
@@ -238,12 +245,15 @@ pub struct SimConfig {
 }
 
 impl SimConfig {
-    pub(super) const KEYS: [&str; 12] = [
+    pub(super) const KEYS: [&str; 15] = [
         "inner",
         "seed",
         "delay_us",
         "delay_ns_per_key",
         "delay_ns_per_byte",
+        "pipe_us",
+        "pipe_ns_per_key",
+        "pipe_ns_per_byte",
         "key_error_rate",
         "call_error_rate",
         "wrong_count",
@@ -266,6 +276,12 @@ impl SimConfig {
                 DELAY_NS_PER_KEY,
                 &mut config.delay_ns_per_key,
             ),
+            ("pipe_us", DELAY_US, &mut config.pipe_us),
+            (
+                "pipe_ns_per_key",
+                DELAY_NS_PER_KEY,
+                &mut config.pipe_ns_per_key,
+            ),
         ] {
             if let Some(field) = object.take(key) {
                 *knob = field.number(limits)?;
@@ -276,6 +292,11 @@ impl SimConfig {
                 "delay_ns_per_byte",
                 MAX_DELAY_NS_PER_BYTE,
                 &mut config.delay_ns_per_byte,
+            ),
+            (
+                "pipe_ns_per_byte",
+                MAX_DELAY_NS_PER_BYTE,
+                &mut config.pipe_ns_per_byte,
             ),
             ("key_error_rate", 1.0, &mut config.key_error_rate),
             ("call_error_rate", 1.0, &mut config.call_error_rate),
@@ -306,6 +327,9 @@ impl SimConfig {
         put("delay_us", self.delay_us.into());
         put("delay_ns_per_key", self.delay_ns_per_key.into());
         put("delay_ns_per_byte", self.delay_ns_per_byte.into());
+        put("pipe_us", self.pipe_us.into());
+        put("pipe_ns_per_key", self.pipe_ns_per_key.into());
+        put("pipe_ns_per_byte", self.pipe_ns_per_byte.into());
         put("key_error_rate", self.key_error_rate.into());
         put("call_error_rate", self.call_error_rate.into());
         for (key, fault) in [

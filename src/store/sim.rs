@@ -9,6 +9,11 @@
 //!   and isn't counted.
 //! - It sleeps where it waits, and never burns a core. (Linux adds about 50 us to a short sleep.)
 //!
+//! # What a call costs
+//! A **delay** is a call's own: calls side by side don't slow each other down, as with something far away. The **pipe** is one for
+//! all calls, of all kinds: what they put into it goes through one call after the other, as through a link or a core that they share.
+//! Both have a part for each call, each key and each byte. A call is over when its part of the pipe is through, and then its delay.
+//!
 //! # One call
 //! ```text
 //!   number it - gate - delay - panic? - call error? - the wrapped store - key errors - wrong count? - spoiled bytes
@@ -45,8 +50,8 @@ mod record;
 mod spoil;
 
 use std::ptr::NonNull;
-use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use fault::{CallId, Dice};
 pub use fault::{Fault, When};
@@ -72,6 +77,12 @@ pub struct SimOptions {
     pub delay_ns_per_key: f64,
     /// Further delay for each byte of a call's buffers, in nanoseconds (0.1: 10 GB/s): a finite number, at least 0.
     pub delay_ns_per_byte: f64,
+    /// What each call puts into the pipe that all calls share; see [What a call costs](self#what-a-call-costs).
+    pub pipe: Duration,
+    /// What each key puts into the pipe, in nanoseconds: a finite number, at least 0.
+    pub pipe_ns_per_key: f64,
+    /// What each byte of a call's buffers puts into the pipe, in nanoseconds (1: 1 GB/s): a finite number, at least 0.
+    pub pipe_ns_per_byte: f64,
     /// [`KeyError`](Fault::KeyError): the rate is for each **key**; in calls by number one key is struck.
     pub key_errors: When,
     /// The error of those keys; [`TransferFailed`](OpError::TransferFailed).
@@ -108,6 +119,9 @@ impl Default for SimOptions {
             delay: Duration::ZERO,
             delay_ns_per_key: 0.0,
             delay_ns_per_byte: 0.0,
+            pipe: Duration::ZERO,
+            pipe_ns_per_key: 0.0,
+            pipe_ns_per_byte: 0.0,
             key_errors: When::default(),
             key_error: OpError::TransferFailed,
             call_errors: When::default(),
@@ -146,6 +160,8 @@ impl SimOptions {
         for (field, ns) in [
             ("delay_ns_per_key", self.delay_ns_per_key),
             ("delay_ns_per_byte", self.delay_ns_per_byte),
+            ("pipe_ns_per_key", self.pipe_ns_per_key),
+            ("pipe_ns_per_byte", self.pipe_ns_per_byte),
         ] {
             if !(ns.is_finite() && ns >= 0.0) {
                 let reason = format!("{ns}; must be a finite number, at least 0");
@@ -181,7 +197,33 @@ pub struct SimStore {
     options: SimOptions,
     dice: Dice,
     gate: SimGate,
+    pipe: Pipe,
     record: Record,
+}
+
+/// What all calls share: until when it is taken, from when the store was made.
+#[derive(Debug)]
+struct Pipe {
+    made: Instant,
+    taken: Mutex<Duration>,
+}
+
+impl Pipe {
+    fn new() -> Self {
+        Self {
+            made: Instant::now(),
+            taken: Mutex::new(Duration::ZERO),
+        }
+    }
+
+    /// Takes a place behind those that are in it. In how long it is through, if this takes so long.
+    fn take(&self, long: Duration) -> Duration {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        // Under the lock, so that nobody's now is before another's.
+        let now = self.made.elapsed();
+        *taken = taken.max(now).saturating_add(long);
+        taken.saturating_sub(now)
+    }
 }
 
 impl SimStore {
@@ -196,6 +238,7 @@ impl SimStore {
             dice: Dice::new(options.seed),
             options,
             gate: SimGate::default(),
+            pipe: Pipe::new(),
             record: Record::default(),
         })
     }
@@ -232,9 +275,23 @@ impl SimStore {
         self.gate.pass(op);
 
         let bytes = buf_lens.iter().sum::<usize>() as f64;
-        let ns = options.delay_ns_per_key * keys as f64 + options.delay_ns_per_byte * bytes;
-        let further = Duration::from_nanos(ns as u64);
-        let delay = options.delay.saturating_add(further);
+        let cost = |call: Duration, per_key: f64, per_byte: f64| {
+            let ns = per_key * keys as f64 + per_byte * bytes;
+            call.saturating_add(Duration::from_nanos(ns as u64))
+        };
+        let mut delay = cost(
+            options.delay,
+            options.delay_ns_per_key,
+            options.delay_ns_per_byte,
+        );
+        let piped = cost(
+            options.pipe,
+            options.pipe_ns_per_key,
+            options.pipe_ns_per_byte,
+        );
+        if !piped.is_zero() {
+            delay = delay.saturating_add(self.pipe.take(piped));
+        }
         if !delay.is_zero() {
             std::thread::sleep(delay);
         }
