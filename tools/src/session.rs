@@ -62,6 +62,8 @@ pub struct Session {
     pub engine: Engine,
     /// Its slots; `None` where none were asked for.
     pub slots: Option<SlotPool>,
+    /// The memory that they are cut from.
+    pub region: Option<Region>,
     /// Its store, where that is a `sim`.
     pub sim: Option<Arc<SimStore>>,
 }
@@ -170,10 +172,11 @@ impl Session {
         let mut builder = Engine::builder(opened.store)
             .config(adapter.engine.clone())
             .warnings(adapter.warnings().iter().cloned());
-        let mut slots = None;
+        let (mut slots, mut kept) = (None, None);
         if let Some((region, pool)) = memory {
-            builder = builder.region(region);
+            builder = builder.region(region.clone());
             slots = Some(pool);
+            kept = Some(region);
         }
         let engine = builder
             .start()
@@ -184,6 +187,7 @@ impl Session {
         Ok(Self {
             engine,
             slots,
+            region: kept,
             sim: opened.sim,
         })
     }

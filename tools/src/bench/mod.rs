@@ -6,13 +6,14 @@ mod producer;
 mod report;
 mod rounds;
 mod schedule;
+mod sweep;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
-use moonring::{INLINE_KEY, OpKind, Stats};
+use moonring::{Engine, EngineConfig, INLINE_KEY, OpKind, Stats};
 
 use crate::cli::{Failure, PathKind};
 use crate::interrupt;
@@ -26,6 +27,7 @@ use plan::{Counts, Hand, Keys, Phase, Values};
 use producer::{Producer, Way};
 use report::Report;
 use rounds::Measured;
+use sweep::Swept;
 
 /// Arguments of `bench`.
 #[derive(Debug, Args)]
@@ -34,7 +36,8 @@ Examples:
   moonring bench --op store --seconds 10 --hlog a.hlog --json a.json
   moonring bench --rate 20000 --depth 256 --producers 2
   moonring bench --compare --keys 8192 --depth 1024
-Ctrl-C ends it; what was measured so far is reported (not with --compare).")]
+  moonring bench --sweep --value-bytes 4MiB --keys 64 --depth 32
+Ctrl-C ends it; what was measured so far is reported (not with --compare or --sweep).")]
 pub struct BenchArgs {
     /// The store and the engine, as JSON
     #[arg(long, value_name = "JSON", default_value = r#"{"type":"memory"}"#)]
@@ -75,8 +78,19 @@ pub struct BenchArgs {
     /// Measure beside the engine, in the same run: one call per key, and batches made by hand
     #[arg(long, conflicts_with = "ops")]
     compare: bool,
-    /// Rounds of the comparison, each a part of the seconds [default: 21]
-    #[arg(long, value_name = "N", requires = "compare", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    /// Measure the settings as they are beside fixed --max-batch of these sizes, in the same run
+    #[arg(
+        long,
+        value_name = "N,..",
+        value_delimiter = ',',
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "1,2,4,8,16,32,64,128,256",
+        conflicts_with_all = ["ops", "rate", "compare", "max_batch"]
+    )]
+    sweep: Option<Vec<usize>>,
+    /// Rounds of --compare or --sweep, each a part of the seconds [default: 21]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rounds: Option<u32>,
     /// At most N keys in a store call [default: moonring.max_batch of --l2-adapter]
     #[arg(long, value_name = "N")]
@@ -87,6 +101,9 @@ pub struct BenchArgs {
     /// Write the report as JSON; - is standard output
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     json: Option<PathBuf>,
+    /// Draw the sweep as SVG
+    #[arg(long, value_name = "FILE", requires = "sweep", help_heading = "Output")]
+    svg: Option<PathBuf>,
     #[command(flatten)]
     record: RecordArgs,
 }
@@ -244,6 +261,10 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         )));
     }
     let compared = compared_op(args)?;
+    let swept = swept(args, &adapter.engine)?;
+    if args.rounds.is_some() && compared.is_none() && swept.is_none() {
+        return Err(Failure::input("--rounds: only with --compare or --sweep"));
+    }
     let salt = random_salt();
     let keys = (0..producers).map(|producer| {
         let [producer, producers, keys] = [producer, producers, args.keys].map(u64::from);
@@ -276,8 +297,14 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     };
     // A store that moves no bytes gives none back.
     let keeps = !session::is_null(&adapter);
-    let mut results = match compared {
-        None => {
+    let mut results = match (compared, swept) {
+        (None, Some((op, sizes))) => {
+            let producers = producers(&Books::default())?;
+            let config = &adapter.engine;
+            let outcome = sweep::drive(args, op, sizes, config, &session, producers);
+            Results::of_sweep(outcome, &session)
+        }
+        (None, None) => {
             let verify = keeps && matches!(args.op, BenchOp::Retrieve | BenchOp::Store);
             let progress = progress(args);
             let interval = Duration::from_secs_f64(args.record.interval);
@@ -295,7 +322,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
             progress.bar.finish_and_clear();
             Results::of_rounds(driven?, recorded)
         }
-        Some(op) => {
+        (Some(op), _) => {
             let lend = |_| session.slots.as_ref()?.lend(args.value_bytes as usize);
             let slots = (0..rivals_slots).map(lend).collect::<Option<Vec<_>>>();
             let slots = slots.ok_or_else(|| Failure::run("the pool has too few slots"))?;
@@ -313,6 +340,9 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     }
     let report = Report::new(args, &adapter, &results, &last);
     json.write(&report, &report.text(&results))?;
+    if let (Some(path), Some(swept)) = (&args.svg, &results.swept) {
+        swept.draw(&report.title(), path)?;
+    }
     outputs.write_hgrm(results.recorded.histograms())?;
     let all = results.all();
     if all.failed > 0 {
@@ -343,6 +373,7 @@ struct Results {
     /// Of the measured time.
     recorded: Recorded,
     compared: Option<Compared>,
+    swept: Option<Swept>,
     /// Why the run did not go well, a line each.
     errors: Vec<String>,
 }
@@ -362,6 +393,32 @@ impl Results {
             verified: verified.unwrap_or_default(),
             recorded,
             compared: None,
+            swept: None,
+            errors,
+        }
+    }
+
+    fn of_sweep(outcome: Result<sweep::Outcome, String>, session: &Session) -> Self {
+        let (measured, stats, swept, errors) = match outcome {
+            Ok(outcome) => (
+                outcome.measured,
+                outcome.stats,
+                Some(outcome.swept),
+                Vec::new(),
+            ),
+            Err(error) => (
+                Measured::default(),
+                session.engine.stats(),
+                None,
+                vec![error],
+            ),
+        };
+        Self {
+            measured,
+            verified: Counts::default(),
+            recorded: unwatched(stats),
+            compared: None,
+            swept,
             errors,
         }
     }
@@ -374,12 +431,14 @@ impl Results {
                 recorded: unwatched(outcome.stats),
                 errors: outcome.compared.error().into_iter().collect(),
                 compared: Some(outcome.compared),
+                swept: None,
             },
             Err(error) => Self {
                 measured: Measured::default(),
                 verified: Counts::default(),
                 recorded: unwatched(session.engine.stats()),
                 compared: None,
+                swept: None,
                 errors: vec![error],
             },
         }
@@ -390,6 +449,9 @@ impl Results {
         let mut all = self.measured.counts;
         if let Some(compared) = &self.compared {
             all.add(compared.rivals());
+        }
+        if let Some(swept) = &self.swept {
+            all.add(swept.others());
         }
         all
     }
@@ -454,6 +516,31 @@ fn compared_op(args: &BenchArgs) -> Result<Option<OpKind>, Failure> {
     }
 }
 
+/// What `--sweep` measures with which sizes, if it is asked for.
+fn swept<'a>(
+    args: &'a BenchArgs,
+    config: &EngineConfig,
+) -> Result<Option<(OpKind, &'a [usize])>, Failure> {
+    let Some(sizes) = &args.sweep else {
+        return Ok(None);
+    };
+    let recorded = [("--hlog", &args.record.hlog), ("--hgrm", &args.record.hgrm)];
+    if let Some((option, _)) = recorded.into_iter().find(|(_, path)| path.is_some()) {
+        return Err(Failure::input(format!(
+            "{option}: not with --sweep, whose short rounds are not recorded over time"
+        )));
+    }
+    for &size in sizes {
+        let valid = config.clone().max_batch(size).validate();
+        valid.map_err(|e| Failure::input(format!("--sweep: {e}")))?;
+    }
+    let op = args
+        .op
+        .kind()
+        .ok_or_else(|| Failure::input("--sweep: not with --op mixed, one op kind is swept"))?;
+    Ok(Some((op, sizes)))
+}
+
 /// What is moved.
 fn values(args: &BenchArgs) -> Values {
     Values {
@@ -474,19 +561,23 @@ fn producer(
         let slot = slots.and_then(|slots| slots.lend(args.value_bytes as usize));
         Hand::new(number, depth, slot)
     };
-    let way = match args.path {
-        PathKind::Pair => {
-            let pair = session.engine.pair(depth);
-            let pair = pair.map_err(|e| Failure::input(format!("--depth: {e}")))?;
-            Way::Pair(Box::new(pair))
-        }
-        PathKind::Client => Way::Client(session.engine.client()),
-    };
     Ok(Producer {
-        way,
+        way: way(args, &session.engine)?,
         hands: (0..depth).map(hand).collect(),
         keys,
         values: values(args),
         book,
+    })
+}
+
+/// How a producer's ops reach an engine.
+fn way(args: &BenchArgs, engine: &Engine) -> Result<Way, Failure> {
+    Ok(match args.path {
+        PathKind::Pair => {
+            let pair = engine.pair(args.depth as usize);
+            let pair = pair.map_err(|e| Failure::input(format!("--depth: {e}")))?;
+            Way::Pair(Box::new(pair))
+        }
+        PathKind::Client => Way::Client(engine.client()),
     })
 }

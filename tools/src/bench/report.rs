@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::compare::Compared;
+use super::sweep::Swept;
 use super::{BenchArgs, Results};
 use crate::interrupt;
 use crate::record::book::{Latencies, Series};
@@ -61,6 +62,9 @@ pub struct Report {
     /// Only with `--compare`.
     #[serde(flatten)]
     compared: Option<Compared>,
+    /// Only with `--sweep`.
+    #[serde(flatten)]
+    swept: Option<Swept>,
     /// Why the run did not go well, a line each.
     errors: Vec<String>,
 }
@@ -73,6 +77,7 @@ impl Report {
             verified,
             recorded,
             compared,
+            swept,
             errors,
         } = results;
         let wall_s = measured.time.as_secs_f64();
@@ -106,8 +111,21 @@ impl Report {
             engine: session::stats_json(last).1,
             intervals: recorded.samples.clone(),
             compared: compared.clone(),
+            swept: swept.clone(),
             errors: errors.clone(),
         }
+    }
+
+    /// What was measured, in a few words.
+    pub fn title(&self) -> String {
+        format!(
+            "{} of {} on {}, {} producers x {}",
+            self.op,
+            table::bytes(self.value_bytes),
+            self.l2_adapter["type"].as_str().unwrap_or("?"),
+            self.producers,
+            self.depth
+        )
     }
 
     /// The text for people.
@@ -148,6 +166,10 @@ impl Report {
         if let Some(compared) = &self.compared {
             text.push('\n');
             text.push_str(&compared.text());
+        }
+        if let Some(swept) = &self.swept {
+            text.push('\n');
+            text.push_str(&swept.text());
         }
         text
     }

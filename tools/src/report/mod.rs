@@ -2,7 +2,7 @@
 
 mod load;
 mod page;
-mod svg;
+pub mod svg;
 
 use std::fs;
 use std::path::PathBuf;

@@ -138,6 +138,19 @@ impl Axis {
         }
     }
 
+    /// From `low` to `high`, a mark at each doubling.
+    pub fn doubling(low: f64, high: f64, title: &str) -> Self {
+        let low = low.max(1.0);
+        let high = high.max(low * 2.0);
+        let marks = std::iter::successors(Some(low), |mark| Some(mark * 2.0));
+        let marks = marks.take_while(|mark| *mark <= high * 1.001);
+        Self {
+            scale: Scale::Log(low, high),
+            marks: marks.map(|mark| (mark, number(mark.round()))).collect(),
+            title: title.to_owned(),
+        }
+    }
+
     /// Latencies, in microseconds: logarithmic.
     pub fn latency(values: impl Iterator<Item = f64>) -> Self {
         let (mut low, mut high) = (f64::INFINITY, 0.0_f64);
@@ -202,6 +215,11 @@ impl Axis {
         }
     }
 }
+
+/// What a chart looks like that stands alone.
+const ALONE: &str = "text{font:12px sans-serif;fill:#605f5b}.title{font-size:14px;fill:#1b1b1a}.ground{fill:#fff}.y{text-anchor:end}\
+    .x{text-anchor:middle}path{fill:none}.rule{stroke:#e9e8e4}.axis,.tick{stroke:#b4b2ac}.line{stroke:var(--c);stroke-width:2}\
+    .raw{stroke-dasharray:5 4}.seen{fill:var(--c)}.hit{fill:transparent}.s0{--c:#2a78d6}.s1{--c:#e0591f}.s2{--c:#159a6b}";
 
 const WIDTH: f64 = 480.0;
 const LEFT: f64 = 58.0;
@@ -286,6 +304,32 @@ impl Chart {
             bottom - height,
             escape(told)
         );
+    }
+
+    /// The chart as a file of its own: with its title, what its lines are, and their colours, on a ground of its own.
+    pub fn finish_alone(self, title: &str, legend: &[(&str, &str)]) -> String {
+        let height = self.height;
+        let head = 26.0 + 18.0 * legend.len() as f64;
+        let chart = self.finish(title);
+        let mut out = format!(
+            r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="-8 0 {} {}"><style>{ALONE}</style><rect class="ground" x="-8" width="100%" height="100%"/><text class="title" x="0" y="18">{}</text>"#,
+            WIDTH + 16.0,
+            height + head,
+            escape(title)
+        );
+        for (i, (class, name)) in legend.iter().enumerate() {
+            let y = 34.0 + 18.0 * i as f64;
+            let _ = write!(
+                out,
+                r#"<path class="line {class}" d="M0 {y}h22"/><text x="30" y="{}">{}</text>"#,
+                y + 4.0,
+                escape(name)
+            );
+        }
+        let _ = write!(out, r#"<svg y="{head}" width="{WIDTH}" height="{height}""#);
+        out.push_str(chart.strip_prefix("<svg").unwrap_or(&chart));
+        out.push_str("</svg>\n");
+        out
     }
 
     /// The element. `label` says what it shows to those who can't see it.

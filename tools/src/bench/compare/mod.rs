@@ -4,9 +4,9 @@
 //! later all begin one place later, so that none always follows the same other; ratios are taken within a round. Before the first
 //! the engine runs for a while unmeasured: it learns from what calls bring, and what it learns stays.
 
-mod race;
+pub mod race;
 mod rival;
-mod summary;
+pub mod summary;
 
 use std::time::Duration;
 

@@ -15,7 +15,7 @@ use crate::table::{self, Table};
 #[derive(Debug, Default)]
 pub struct Laps {
     /// Keys a second, of each round.
-    per_s: Vec<f64>,
+    pub per_s: Vec<f64>,
     /// All rounds together.
     pub all: Lap,
     /// Values that were read back once and had the right length.
@@ -87,14 +87,18 @@ struct Line {
 
 /// A median and what half of the rounds lie between.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-struct Quartiles {
-    q1: f64,
-    median: f64,
-    q3: f64,
+pub struct Quartiles {
+    /// A quarter lies below.
+    pub q1: f64,
+    /// The middle one.
+    pub median: f64,
+    /// A quarter lies above.
+    pub q3: f64,
 }
 
 impl Quartiles {
-    fn of(values: impl IntoIterator<Item = f64>) -> Self {
+    /// Of these values; zeros where there are none.
+    pub fn of(values: impl IntoIterator<Item = f64>) -> Self {
         let mut values: Vec<_> = values.into_iter().collect();
         values.sort_by(f64::total_cmp);
         // Between two values, as far as the quantile lies between their places.
@@ -113,7 +117,7 @@ impl Quartiles {
 }
 
 /// The engine's rate over another's; 0 where that one did nothing.
-fn ratio((engine, other): (&f64, &f64)) -> f64 {
+pub fn ratio((engine, other): (&f64, &f64)) -> f64 {
     if *other > 0.0 { engine / other } else { 0.0 }
 }
 
