@@ -152,6 +152,13 @@ impl Lane {
         self.max_holders.min(learned)
     }
 
+    /// How many calls may begin, that of a worker which holds the lane already included. A hint.
+    pub(crate) fn free_calls(&self) -> u32 {
+        self.bound()
+            .saturating_sub(self.holders())
+            .saturating_add(1)
+    }
+
     /// Workers that are in a call. None where there is no bound for them.
     #[inline]
     pub(crate) fn holders(&self) -> u32 {

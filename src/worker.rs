@@ -17,7 +17,7 @@
 //! # How much
 //! Up to `max_batch` ops and `max_batch_bytes` bytes, from as many sources as it takes, beginning one
 //! further each time. While another worker of the group is idle, no more than `share_bytes`, so that large
-//! values are shared out. An idle lane sends at once what is there; a busy one finds more at each look. How many workers may be in
+//! values are shared out; and where much is in flight, no more than one part of it, if it is better made as several calls at once. An idle lane sends at once what is there; a busy one finds more at each look. How many workers may be in
 //! calls of one lane at once is learned where much is in flight: see [`crate::pace`].
 
 use std::cell::Cell;
@@ -266,7 +266,7 @@ impl Worker {
         self.batch_op = lane.op;
         // Large values are shared out, where another may take them.
         let shares = group.has_idle() && lane.can_be_held();
-        let bounds = Bounds {
+        let mut bounds = Bounds {
             ops: match self.permit {
                 Permit::Call(most) => most,
                 Permit::Probe => 1,
@@ -277,6 +277,11 @@ impl Worker {
                 false => config.max_batch_bytes,
             },
         };
+        let most = bounds.ops;
+        let splits = lane.pace.splits() && matches!(self.permit, Permit::Call(_));
+        if splits {
+            bounds.ops = self.share(lane).min(most);
+        }
         let backgrounds_turn = waits && lane.is_backgrounds_turn();
         if backgrounds_turn {
             self.fill_background(lane, engine, bounds);
@@ -296,8 +301,31 @@ impl Worker {
             }
             return None;
         }
+        if splits {
+            lane.pace.took(&mut self.begun, self.batch.len());
+            bounds.ops = most; // Less is no want of room.
+        }
         self.left = !shares && self.batch.is_full(bounds) && lane.is_ready();
         Some(lane.op)
+    }
+
+    /// How many ops this worker takes, so that the others which may call find their part: see [`crate::pace`].
+    #[cold]
+    fn share(&self, lane: &Lane) -> usize {
+        let mut queued = lane.queued_by_clients();
+        for class in Class::ALL {
+            let queue = lane.queue(class);
+            for word in 0..queue.words() {
+                let mut bits = queue.ready_word(word);
+                while bits != 0 {
+                    let source = word * 64 + bits.trailing_zeros() as usize;
+                    bits &= bits - 1;
+                    let pair = self.pairs.taken(source);
+                    queued += pair.map_or(0, |pair| pair.ring(lane.op, class).ready());
+                }
+            }
+        }
+        lane.pace.share(queued, lane.free_calls())
     }
 
     /// Holds the lane no more.
