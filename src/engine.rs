@@ -22,8 +22,8 @@ use crate::store::{RawResult, Store};
 use crate::submission::{Buffer, LANE_TIMEOUT, NO_TIMEOUT};
 use crate::timer::Timer;
 use crate::{
-    Client, EngineBuilder, EngineConfig, Health, OpError, OpKind, Pair, Quarantined, Shutdown,
-    ShutdownError, StartReport, Stats, SubmitError, Unavailable, worker,
+    Client, EngineBuilder, EngineConfig, Health, OpError, OpKind, Pair, PairOptions, Quarantined,
+    Shutdown, ShutdownError, StartReport, Stats, SubmitError, Unavailable, worker,
 };
 
 /// Whether ops are taken in.
@@ -194,6 +194,26 @@ impl Shared {
     #[inline]
     pub(crate) fn needs_watcher(&self, group: &Group) -> bool {
         self.is_paced(group) && !group.is_watched()
+    }
+
+    /// Whether something lingers and nobody sleeps until it is due.
+    #[inline]
+    pub(crate) fn needs_lingerer(&self, group: &Group) -> bool {
+        group.lingers() && !group.has_lingerer() && self.lingering_due(group) != NEVER
+    }
+
+    /// When what lingers is due; [`NEVER`]: nothing does.
+    #[cold]
+    pub(crate) fn lingering_due(&self, group: &Group) -> u64 {
+        let ops = group.ops.iter();
+        let due = ops.map(|op| self.lanes[op.index()].lingering.due());
+        due.min().unwrap_or(NEVER)
+    }
+
+    /// Whether something that lingers should go now.
+    #[cold]
+    pub(crate) fn is_ripe(&self, group: &Group) -> bool {
+        self.lingering_due(group) <= self.clock.raw()
     }
 
     /// The shortest time after which a call of this group is stuck.
@@ -453,6 +473,15 @@ impl Engine {
     /// # Errors
     /// [`PairError`].
     pub fn pair(&self, depth: usize) -> Result<Pair, PairError> {
+        self.pair_with(PairOptions::new(depth))
+    }
+
+    /// A pair with options.
+    ///
+    /// # Errors
+    /// [`PairError`].
+    pub fn pair_with(&self, options: PairOptions) -> Result<Pair, PairError> {
+        let PairOptions { depth, linger } = options;
         let max = Self::MAX_PAIR_DEPTH;
         if depth == 0 || depth > max {
             return Err(PairError::Depth { depth, max });
@@ -470,8 +499,16 @@ impl Engine {
             }
             Pair::new(Arc::clone(&self.shared), id, depth)
         };
+        let linger = linger.filter(|(ops, budget)| *ops > 1 && !budget.is_zero());
         let pair = self.shared.pairs.add(max, make);
-        pair.ok_or(PairError::TooMany { max })
+        let mut pair = pair.ok_or(PairError::TooMany { max })?;
+        if let Some((ops, budget)) = linger {
+            let ns = u64::try_from(budget.as_nanos()).unwrap_or(u64::MAX);
+            let ops = ops.min(self.shared.config.max_batch) as u32;
+            self.shared.groups.iter().for_each(Group::may_linger);
+            pair.may_linger(ops, self.shared.timer.ticks(ns));
+        }
+        Ok(pair)
     }
 
     /// A client for any number of tasks and threads.

@@ -41,6 +41,7 @@ use moonring_rings::mpmc::Mpmc;
 use moonring_rings::park::publish_fence;
 
 use crate::circuit::{Circuit, FailFast};
+use crate::linger::Lingering;
 use crate::pace::Pace;
 use crate::{Class, OpKind};
 
@@ -69,6 +70,7 @@ pub(crate) struct Lane {
     holders: CachePadded<AtomicU32>,
     max_holders: u32,
     pub(crate) pace: Pace,
+    pub(crate) lingering: Lingering,
     pub(crate) circuit: CachePadded<Circuit>,
     /// No worker will come any more: whoever publishes must end what is queued by itself. Set in `close`; read after the
     /// publication's fence in `publish`.
@@ -93,6 +95,7 @@ impl Lane {
             holders: CachePadded::new(AtomicU32::new(0)),
             max_holders,
             pace,
+            lingering: Lingering::new(max_pairs + 1),
             circuit: CachePadded::new(Circuit::new(rules)),
             closed: AtomicBool::new(false),
         }
@@ -301,7 +304,14 @@ pub(crate) struct Group {
     overdue_calls: AtomicUsize,
     /// An idle worker looks every now and then whether the calls of paced lanes end.
     watched: AtomicBool,
+    /// A pair was made whose ops may linger; for good.
+    lingers: AtomicBool,
+    /// The idle worker that sleeps until what lingers is due.
+    lingerer: AtomicUsize,
 }
+
+/// There is no lingerer.
+const NOBODY: usize = usize::MAX;
 
 impl Group {
     pub(crate) fn new(ops: Vec<OpKind>, workers: usize) -> Self {
@@ -314,6 +324,8 @@ impl Group {
             overdue: (0..workers).map(|_| Default::default()).collect(),
             overdue_calls: AtomicUsize::new(0),
             watched: AtomicBool::new(false),
+            lingers: AtomicBool::new(false),
+            lingerer: AtomicUsize::new(NOBODY),
         }
     }
 
@@ -451,6 +463,55 @@ impl Group {
     #[inline]
     pub(crate) fn is_watched(&self) -> bool {
         self.watched.load(Ordering::Relaxed)
+    }
+
+    /// Ops of a pair may linger from now on.
+    pub(crate) fn may_linger(&self) {
+        self.lingers.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether there is or was a pair whose ops may linger. Who published for one has it seen: its thread set it before.
+    #[inline]
+    pub(crate) fn lingers(&self) -> bool {
+        self.lingers.load(Ordering::Relaxed)
+    }
+
+    #[cold]
+    pub(crate) fn has_lingerer(&self) -> bool {
+        self.lingerer.load(Ordering::Relaxed) != NOBODY
+    }
+
+    /// Sleeps as the group's lingerer for as long as `time` says, or until it is woken. False where there is one. The worker is announced.
+    #[cold]
+    pub(crate) fn linger(&self, worker: usize, time: impl Fn() -> Duration) -> bool {
+        let (relaxed, nobody) = (Ordering::Relaxed, NOBODY);
+        let taken = self
+            .lingerer
+            .compare_exchange(nobody, worker, relaxed, relaxed);
+        if taken.is_err() {
+            return false;
+        }
+        // Pairs with the publisher's: it sees the lingerer, or `time` is that of its op.
+        fence(Ordering::SeqCst);
+        let time = time();
+        if !time.is_zero() {
+            std::thread::park_timeout(time);
+        }
+        self.lingerer.store(NOBODY, relaxed);
+        self.retract(worker);
+        // Who sees no lingerer from now on is woken by this worker before its call, which sees it asleep.
+        fence(Ordering::SeqCst);
+        true
+    }
+
+    /// Tells that something is due sooner than before. After a fence.
+    #[cold]
+    pub(crate) fn linger_less(&self) {
+        match self.lingerer.load(Ordering::Relaxed) {
+            NOBODY if self.needs_wake() => self.wake_one(),
+            NOBODY => {}
+            worker => self.unpark(worker),
+        }
     }
 
     /// A worker is about to be busy with what may take long. Look for work that is left after this, see [`Crew::enter`].

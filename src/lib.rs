@@ -91,6 +91,7 @@ mod health;
 mod inflight;
 mod key;
 mod lane;
+mod linger;
 mod live;
 mod memory;
 #[cfg(feature = "prometheus")]
@@ -129,7 +130,7 @@ pub use key::INLINE_KEY;
 pub use moonring_rings::slots::Ticket;
 pub use notify::EventFd;
 pub use op::{OpKind, StoreOutcome};
-pub use pair::{Cancel, IfRunning, Pair, PairBatch, WaitError};
+pub use pair::{Cancel, IfRunning, Pair, PairBatch, PairOptions, WaitError};
 pub use quarantine::Quarantined;
 pub use region::{
     HugePages, MemLock, MemoryLimits, Origin, Overlap, Pieces, Region, RegionError, RegionOptions,

@@ -16,6 +16,7 @@ use moonring_rings::spsc::{Consumer, Producer};
 
 use crate::engine::Shared;
 use crate::inflight::{Fill, NEVER, OpTable};
+use crate::linger::{Added, Linger};
 use crate::notify::{self, EventFd};
 use crate::quarantine::Submitter;
 use crate::store::RawResult;
@@ -324,10 +325,53 @@ pub struct Pair {
     producers: [Producer<u64>; RINGS],
     /// The soonest deadline of what is staged, in ticks.
     soonest: u64,
+    /// Its ops may wait for a fuller call.
+    linger: Option<Linger>,
     /// Taken out only when the pair is dropped.
     owner: ManuallyDrop<Owner>,
     /// Not `Sync`, though all that changes it takes `&mut self`: so that it can stay a promise.
     one_thread: PhantomData<std::cell::Cell<()>>,
+}
+
+/// What a pair is to be: [`Engine::pair_with`](crate::Engine::pair_with).
+///
+/// ```
+/// # use std::{sync::Arc, time::Duration};
+/// # use moonring::{Engine, PairOptions, store::NullStore};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let engine = Engine::builder(Arc::new(NullStore)).start()?;
+/// let options = PairOptions::new(64).linger(32, Duration::from_micros(200));
+/// let pair = engine.pair_with(options)?;
+/// assert_eq!(pair.depth(), 64);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct PairOptions {
+    pub(crate) depth: usize,
+    pub(crate) linger: Option<(usize, Duration)>,
+}
+
+impl PairOptions {
+    /// At most `depth` ops in flight, of all kinds together; nothing else.
+    pub fn new(depth: usize) -> Self {
+        Self {
+            depth,
+            linger: None,
+        }
+    }
+
+    /// The pair's ops may wait for a fuller store call: until `ops` of their kind wait (of all pairs that linger; at most `max_batch`), but no
+    /// longer than `budget`. Whatever makes a call of that kind earlier takes them along, and an op with a timeout waits no longer than half
+    /// of it. They go at once while the engine shuts down, while their kind's circuit is open, and where a worker is driven by hand. Ops
+    /// of other pairs and of clients never wait. Without effect where `ops` is below 2 or `budget` is 0.
+    ///
+    /// Worth it where a call costs much by itself and little comes at a time; it costs up to `budget` of latency
+    /// (measured: `docs/merging.md` in the repository).
+    pub fn linger(mut self, ops: usize, budget: Duration) -> Self {
+        self.linger = Some((ops, budget));
+        self
+    }
 }
 
 /// Why [`Pair::wait`] came back with fewer completions than asked for.
@@ -418,6 +462,7 @@ impl Pair {
             engine,
             producers,
             soonest: NEVER,
+            linger: None,
             owner: ManuallyDrop::new(owner),
             one_thread: PhantomData,
         };
@@ -551,8 +596,10 @@ impl Pair {
     /// Shows what was staged in the rings given (a bit each).
     #[inline]
     fn publish(&mut self, rings: u8) {
-        // Mostly it is one.
-        if rings.is_power_of_two() {
+        if self.linger.is_some() {
+            self.publish_lingering(rings);
+        } else if rings.is_power_of_two() {
+            // Mostly it is one.
             let ring = rings.trailing_zeros() as usize;
             self.producers[ring].publish();
             publish_fence();
@@ -575,6 +622,24 @@ impl Pair {
             .for_each(|ring| self.announce(ring));
     }
 
+    /// The same where ops may wait for company.
+    #[cold]
+    fn publish_lingering(&mut self, rings: u8) {
+        let is_in = |ring: &usize| rings & 1 << ring != 0;
+        let mut shown = [0; RINGS];
+        for ring in (0..RINGS).filter(is_in) {
+            shown[ring] = self.producers[ring].publish() as u32;
+        }
+        publish_fence();
+        let soonest = self.soonest;
+        self.note_deadline();
+        for ring in (0..RINGS).filter(is_in) {
+            if !self.lingers(ring, shown[ring], soonest) {
+                self.announce(ring);
+            }
+        }
+    }
+
     /// Tells the timer of the soonest deadline of what was shown.
     #[inline]
     fn note_deadline(&mut self) {
@@ -593,6 +658,48 @@ impl Pair {
             self.engine.end_queued(&self.shared, lane.op);
         } else {
             self.engine.groups[lane.group].wake_for(lane);
+        }
+    }
+
+    pub(crate) fn may_linger(&mut self, ops: u32, budget: u64) {
+        self.linger = Some(Linger { ops, budget });
+    }
+
+    /// Whether what was just shown in a ring waits for company; else it is to be announced as always.
+    fn lingers(&self, ring: usize, shown: u32, deadline: u64) -> bool {
+        let Some(linger) = &self.linger else {
+            return false;
+        };
+        let engine = &*self.engine;
+        let lane = &engine.lanes[ring % OpKind::ALL.len()];
+        let group = &engine.groups[lane.group];
+        let now = engine.clock.raw();
+        let mut budget = linger.budget;
+        if deadline != NEVER {
+            // It shall still have a call.
+            budget = budget.min(deadline.saturating_sub(now) / 2);
+        }
+        let class = Class::ALL[ring / OpKind::ALL.len()];
+        let added = lane.lingering.add(
+            class,
+            self.shared.source(),
+            shown,
+            linger.ops,
+            now.saturating_add(budget).min(NEVER - 1),
+        );
+        // Pairs with those of a lingerer, and of workers that leave a closing engine or are in overdue calls.
+        publish_fence();
+        if engine.is_closing() || lane.circuit.is_open() || group.wants_spare() {
+            return false;
+        }
+        match added {
+            Added::Enough => false,
+            Added::Waits { first } => {
+                if first {
+                    group.linger_less();
+                }
+                true
+            }
         }
     }
 
@@ -725,6 +832,24 @@ impl Pair {
         }
     }
 
+    /// Waits as [`wait`](Pair::wait) for `n` completions, but for no more than one once `min_wait` is over, and for that one no longer
+    /// than `timeout` altogether: a fuller look within a budget. What `io_uring_submit_and_wait_min_timeout` is for a ring.
+    ///
+    /// # Errors
+    /// [`WaitError`]; what is there can be reaped all the same.
+    pub fn wait_min(
+        &mut self,
+        n: usize,
+        min_wait: Duration,
+        timeout: Option<Duration>,
+    ) -> Result<(), WaitError> {
+        let first = timeout.map_or(min_wait, |timeout| timeout.min(min_wait));
+        match self.wait(n, Some(first)) {
+            Err(WaitError::TimedOut) => self.wait(1, timeout.map(|all| all.saturating_sub(first))),
+            other => other,
+        }
+    }
+
     fn has_ready(&self, n: usize) -> bool {
         (0..n).all(|i| self.shared.completions.has_ready(&self.owner.cursor, i))
     }
@@ -787,10 +912,14 @@ impl Drop for Pair {
             unsafe { ManuallyDrop::drop(&mut self.owner) };
             return;
         }
-        // Of a batch that was leaked.
+        // Nothing more comes: what lingers goes.
+        let lingers = self.linger.take().is_some();
         let mut rings = 0;
         for (ring, producer) in self.producers.iter_mut().enumerate() {
-            rings |= u8::from(producer.publish() > 0) << ring;
+            // Of a batch that was leaked.
+            let shown = producer.publish() > 0;
+            let waits = lingers && self.shared.rings[ring].ready() > 0;
+            rings |= u8::from(shown || waits) << ring;
         }
         self.publish(rings);
         // Nobody arms it any more: who sleeps on it must not sleep for ever.

@@ -30,7 +30,7 @@ use moonring_rings::slots::{Ticket, Why};
 use crate::batch::{Batch, Bounds};
 use crate::circuit::Permit;
 use crate::engine::{Closing, Shared};
-use crate::inflight::OpTable;
+use crate::inflight::{NEVER, OpTable};
 use crate::lane::{CLIENTS, Group, Lane, Queue};
 use crate::pace::{Begun, Ended};
 use crate::pair::PairShared;
@@ -218,12 +218,33 @@ impl Worker {
     /// One look, and one batch if there is something. Returns whether there was.
     #[inline]
     fn round(&mut self, engine: &Shared, group: &Group) -> bool {
+        if group.lingers() {
+            self.ripen(engine, group);
+        }
         self.pairs.refresh(&engine.pairs);
         match self.take(engine, group) {
             None => false,
             Some(op) => {
                 self.execute(engine, group, op);
                 true
+            }
+        }
+    }
+
+    /// Makes ready what lingers and should go now: see [`crate::linger`].
+    #[cold]
+    fn ripen(&self, engine: &Shared, group: &Group) {
+        let all = self.by_hand || engine.is_closing() || group.wants_spare();
+        // Pairs with the publisher's, which sees why all go, or is seen.
+        publish_fence();
+        if engine.lingering_due(group) == NEVER {
+            return;
+        }
+        let now = engine.clock.raw();
+        for op in &group.ops {
+            let lane = &engine.lanes[op.index()];
+            if lane.is_ripe(if all { NEVER - 1 } else { now }) {
+                lane.ripen();
             }
         }
     }
@@ -555,7 +576,11 @@ impl Worker {
     #[inline]
     fn go_busy(&self, engine: &Shared, group: &Group) {
         group.enter();
-        if group.needs_wake() && (engine.has_work(group) || engine.needs_watcher(group)) {
+        if group.needs_wake()
+            && (engine.has_work(group)
+                || engine.needs_watcher(group)
+                || engine.needs_lingerer(group))
+        {
             group.wake_one();
         }
     }
@@ -690,6 +715,16 @@ impl Worker {
             std::thread::yield_now();
             return;
         }
+        if group.lingers() && engine.lingering_due(group) != NEVER {
+            let time = || {
+                let due = engine.lingering_due(group);
+                let now = engine.clock.raw();
+                Duration::from_nanos(engine.clock.delta_as_nanos(now.min(due), due))
+            };
+            if group.linger(self.number, time) {
+                return;
+            }
+        }
         if engine.is_paced(group) && group.nap(self.number, engine.patience(group)) {
             engine.watch(group);
             return;
@@ -703,6 +738,9 @@ impl Worker {
         loop {
             for _ in 0..32 {
                 if engine.has_work(group) || engine.is_closing() {
+                    return true;
+                }
+                if group.lingers() && engine.is_ripe(group) {
                     return true;
                 }
                 std::hint::spin_loop();

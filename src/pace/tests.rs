@@ -350,7 +350,7 @@ fn it_follows_a_store_that_changes() {
         sim.cost = apart;
         sim.run(6 * SECOND);
         let (learned, best) = (sim.run(6 * SECOND), fixed(4, 4, apart, 64));
-        assert!(learned > 0.94 * best, "{learned} of {best}, {}", sim.best());
+        assert!(learned > 0.92 * best, "{learned} of {best}, {}", sim.best());
         sim.cost = MOONCAKE;
         sim.run(60 * SECOND);
         assert!(
