@@ -174,6 +174,66 @@ fn long_keys_and_the_largest_batch_are_as_asked() {
     }
 }
 
+/// Calls of 1 ms, whatever they hold: one key a call brings far less, so the sweep must find that, and which of its rows is which.
+#[test]
+fn a_sweep_measures_each_bound_beside_the_settings_as_they_are() {
+    let adapter = r#"{"type": "sim", "delay_us": 1000, "moonring": {"max_batch": 32}}"#;
+    for op in ["retrieve", "delete"] {
+        let folder = support::folder(&format!("sweep_{op}"));
+        let drawn = folder.join("sweep.svg");
+        let svg = drawn.to_string_lossy();
+        let args = ["--op", op, "--l2-adapter", adapter, "--sweep=1,16"];
+        let more = ["--keys", "64", "--rounds", "3", "--seconds", "0.06"];
+        let svg = ["--svg", &svg];
+        let name = format!("sweep_json_{op}");
+        let report = bench(&name, &[&args[..], &more[..], &svg[..]].concat());
+        let settings = report["sweep"]["settings"].as_array().expect("rows");
+        let name = |row: &Value| (row["fixed_max_batch"].as_u64(), row["adapt"].as_bool());
+        let names: Vec<_> = settings.iter().map(name).collect();
+        let fixed = |n, adapt| (Some(n), Some(adapt));
+        let want = [
+            fixed(1, true),
+            fixed(16, true),
+            fixed(1, false),
+            fixed(16, false),
+        ];
+        assert_eq!(names[0], (None, Some(true)));
+        assert_eq!(names[1..], want);
+        let rate = |row: &Value| row["keys_per_s"]["median"].as_f64().expect("a rate");
+        let rates: Vec<_> = settings.iter().map(rate).collect();
+        assert!(
+            rates[1] * 4.0 < rates[2] && rates[3] * 4.0 < rates[4],
+            "{rates:?}"
+        );
+        for (row, most) in settings.iter().zip([32.0, 1.0, 16.0, 1.0, 16.0]) {
+            let keys = row["keys_per_call"].as_f64().expect("a number");
+            assert!(keys > 0.0 && keys <= most, "{row:#}");
+        }
+        assert_eq!(report["best_fixed_max_batch"], 16, "{report:#}");
+        assert!(report["ratio_vs_best_fixed"].as_f64().expect("a ratio") > 0.3);
+        let svg = std::fs::read_to_string(&drawn).expect("drawn");
+        let svg = roxmltree::Document::parse(&svg).expect("well-formed");
+        let lines = svg
+            .descendants()
+            .filter(|n| n.attribute("class") == Some("line s0"));
+        assert_eq!(lines.count(), 2, "in the chart and in its legend");
+    }
+}
+
+#[test]
+fn ops_that_may_linger_share_calls() {
+    let bench = |name, more: &[&str]| {
+        let args = ["--op", "lookup", "--ops", "400", "--keys", "64"];
+        let load = ["--producers", "4", "--depth", "1"];
+        let report = bench(name, &[&args[..], &load[..], more].concat());
+        number(&report, "/lanes/lookup/calls")
+    };
+    // All four wait for each other, unless one of them is through.
+    let waiting = ["--linger-us", "2000000", "--linger-ops", "4"];
+    let calls = bench("linger", &waiting);
+    assert!((100..110).contains(&calls), "{calls}");
+}
+
 #[test]
 fn damaged_values_are_found_in_the_end() {
     let adapter = r#"{"type": "sim", "flip_bytes": {"rate": 1}, "moonring": {"max_batch": 1}}"#;
@@ -510,6 +570,18 @@ fn bad_input_is_told_in_one_line_and_ends_with_2() {
             "--keys: 127, --compare needs at least 128, 32 for each of 4 threads",
         ),
         (
+            &["--sweep", "--op", "mixed"],
+            "--sweep: not with --op mixed, one op kind is swept",
+        ),
+        (
+            &["--rounds", "3"],
+            "--rounds: only with --compare or --sweep",
+        ),
+        (
+            &["--linger-us", "3", "--path", "client"],
+            "--linger-us: only with --path pair",
+        ),
+        (
             &["--compare", "--op", "mixed"],
             "--compare: not with --op mixed, one op kind is compared",
         ),
@@ -529,7 +601,10 @@ fn bad_input_is_told_in_one_line_and_ends_with_2() {
         &["--seconds", "0"],
         &["--op", "get"],
         &["--producers", "0"],
-        &["--rounds", "3"],
+        &["--sweep", "--compare"],
+        &["--sweep", "--max-batch", "3"],
+        &["--svg", "a.svg"],
+        &["--linger-ops", "3"],
         &["--compare", "--rounds", "0"],
         &["--compare", "--ops", "100"],
     ] {

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
-use moonring::{Engine, EngineConfig, INLINE_KEY, OpKind, Stats};
+use moonring::{Engine, EngineConfig, INLINE_KEY, OpKind, PairOptions, Stats};
 
 use crate::cli::{Failure, PathKind};
 use crate::interrupt;
@@ -95,6 +95,12 @@ pub struct BenchArgs {
     /// At most N keys in a store call [default: moonring.max_batch of --l2-adapter]
     #[arg(long, value_name = "N")]
     max_batch: Option<usize>,
+    /// Ops may wait up to US microseconds for a fuller call (with --path pair)
+    #[arg(long, value_name = "US", value_parser = clap::value_parser!(u64).range(1..=60_000_000))]
+    linger_us: Option<u64>,
+    /// Of those, as many as wait no longer [default: a full call's]
+    #[arg(long, value_name = "N", requires = "linger_us", value_parser = clap::value_parser!(u32).range(2..))]
+    linger_ops: Option<u32>,
     /// Size of the region that values are read into and written from [default: what the run needs]
     #[arg(long, value_name = "SIZE", value_parser = session::size)]
     region_bytes: Option<u64>,
@@ -259,6 +265,9 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
             "--keys: {} are {least} a producer, --depth {depth} needs as many",
             args.keys
         )));
+    }
+    if args.linger_us.is_some() && args.path != PathKind::Pair {
+        return Err(Failure::input("--linger-us: only with --path pair"));
     }
     let compared = compared_op(args)?;
     let swept = swept(args, &adapter.engine)?;
@@ -574,7 +583,12 @@ fn producer(
 fn way(args: &BenchArgs, engine: &Engine) -> Result<Way, Failure> {
     Ok(match args.path {
         PathKind::Pair => {
-            let pair = engine.pair(args.depth as usize);
+            let mut options = PairOptions::new(args.depth as usize);
+            if let Some(us) = args.linger_us {
+                let ops = args.linger_ops.map_or(usize::MAX, |ops| ops as usize);
+                options = options.linger(ops, Duration::from_micros(us));
+            }
+            let pair = engine.pair_with(options);
             let pair = pair.map_err(|e| Failure::input(format!("--depth: {e}")))?;
             Way::Pair(Box::new(pair))
         }

@@ -34,6 +34,9 @@ pub struct Report {
     key_bytes: u32,
     value_bytes: u64,
     max_batch: usize,
+    /// For how long ops could wait for a fuller call, in microseconds, and how many of them waited no longer; null: they did not.
+    linger_us: Option<u64>,
+    linger_ops: Option<u32>,
     /// Ops a second that were to be started; null: a closed loop.
     rate: Option<f64>,
     /// The effective configuration.
@@ -96,6 +99,8 @@ impl Report {
             key_bytes: args.key_bytes,
             value_bytes: args.value_bytes,
             max_batch: adapter.engine.max_batch,
+            linger_us: args.linger_us,
+            linger_ops: args.linger_ops,
             rate: args.rate,
             l2_adapter: adapter.effective(),
             ops: counts.ops,
