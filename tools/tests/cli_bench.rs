@@ -489,7 +489,8 @@ fn values_that_come_damaged_to_a_direct_call_are_found_too() {
 
 #[test]
 fn keys_that_fail_in_a_direct_call_are_told() {
-    let adapter = r#"{"type": "sim", "call_error_rate": 0.2}"#;
+    // Five failed calls in a row would open the circuit, and ops be refused.
+    let adapter = r#"{"type": "sim", "call_error_rate": 0.2, "moonring": {"fail_fast_after": 0}}"#;
     let args = [
         "bench",
         "--compare",
