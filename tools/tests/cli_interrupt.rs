@@ -11,10 +11,22 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use support::{command, folder, sample};
 
-/// Starts the binary, waits until its run is under way, and presses Ctrl-C so often. Its report, its exit, standard error.
+/// When Ctrl-C is pressed.
+#[derive(Clone, Copy, PartialEq)]
+enum When {
+    /// While it sets up: so long after its files are there.
+    SettingUp(Duration),
+    /// While it measures: so long after the log has its header.
+    Running(Duration),
+}
+
+const SOON: Duration = Duration::from_millis(300);
+
+/// Starts the binary, waits until then, and presses Ctrl-C so often. Its report, its exit, standard error.
 fn interrupted(
     folder: &Path,
     args: &[&str],
+    when: When,
     presses: u32,
 ) -> (Option<Value>, std::process::ExitStatus, String) {
     let (json, hlog) = (folder.join("a.json"), folder.join("a.hlog"));
@@ -32,13 +44,17 @@ fn interrupted(
         .expect("the binary starts");
     // The log has a header from the beginning of the run on.
     wait(&mut child, "did not begin", |_| {
-        fs::metadata(&hlog).is_ok_and(|file| file.len() > 0)
+        let file = fs::metadata(&hlog);
+        file.is_ok_and(|file| file.len() > 0 || matches!(when, When::SettingUp(_)))
     });
-    thread::sleep(Duration::from_millis(300));
+    let (When::SettingUp(delay) | When::Running(delay)) = when;
+    thread::sleep(delay);
+    let file = fs::metadata(&hlog).expect("the log");
+    assert_eq!(file.len() > 0, matches!(when, When::Running(_)), "too late");
     for press in 0..presses {
         if press > 0 {
             // Two signals that wait together are one.
-            thread::sleep(Duration::from_millis(300));
+            thread::sleep(SOON);
         }
         let pid = child.id().to_string();
         let sent = Command::new("kill").args(["-INT", &pid]).status();
@@ -81,7 +97,7 @@ fn a_bench_tells_what_it_measured() {
     ] {
         let folder = folder(&format!("interrupt_bench_{name}"));
         let args = [&["bench", "--seconds", "600"][..], more].concat();
-        let (report, status, stderr) = interrupted(&folder, &args, 1);
+        let (report, status, stderr) = interrupted(&folder, &args, When::Running(SOON), 1);
         assert_eq!(status.code(), Some(130), "{name}: {stderr}");
         assert!(stderr.contains("interrupted"), "{name}: {stderr}");
         let report = report.expect("a report");
@@ -96,6 +112,82 @@ fn a_bench_tells_what_it_measured() {
             !report["intervals"].as_array().expect("a list").is_empty(),
             "{name}"
         );
+    }
+}
+
+/// Rounds of half a millisecond a contestant, of which the first few are over.
+#[test]
+fn a_comparison_tells_the_rounds_that_were_over() {
+    for op in ["retrieve", "delete"] {
+        let folder = folder(&format!("interrupt_compare_{op}"));
+        let args = [
+            "bench",
+            "--compare",
+            "--op",
+            op,
+            "--keys",
+            "128",
+            "--seconds",
+            "1",
+            "--rounds",
+            "2000",
+        ];
+        let when = When::Running(Duration::from_millis(1500));
+        let (report, status, stderr) = interrupted(&folder, &args, when, 1);
+        assert_eq!(status.code(), Some(130), "{op}: {stderr}");
+        assert!(stderr.contains("interrupted"), "{op}: {stderr}");
+        let report = report.expect("a report");
+        assert_eq!(report["interrupted"], true, "{op}");
+        assert_eq!(report["errors"], Value::Array(Vec::new()), "{op}");
+        assert_eq!(report["failed_ops"], 0, "{op}");
+        let rounds = report["rounds"].as_u64().expect("a number");
+        assert!((1..2000).contains(&rounds), "{op}: {rounds}");
+        assert_eq!(report["compare"]["rounds"], rounds, "{op}");
+        let ratio = report["ratio_vs_per_key"].as_f64();
+        assert!(ratio > Some(0.0), "{op}: {ratio:?}");
+        // Each was measured in the same rounds: the cut one counts for none.
+        let lines = |kind: &str| report["compare"][kind].as_array().expect("a list").clone();
+        for line in lines("per_key").into_iter().chain(lines("hand_batched")) {
+            assert!(line["keys"].as_u64() >= Some(rounds), "{op}: {line}");
+            assert_eq!(line["failed_keys"], 0, "{op}: {line}");
+        }
+        assert!(
+            !report["intervals"].as_array().expect("a list").is_empty(),
+            "{op}"
+        );
+        assert_eq!(report["engine"]["in_flight"], 0, "{op}");
+    }
+}
+
+/// A look at all keys by one thread, one call per key, would take 20 s.
+#[test]
+fn a_comparison_that_has_no_round_yet_says_so_and_nothing_is_wrong() {
+    for op in ["retrieve", "store", "delete"] {
+        let folder = folder(&format!("interrupt_compare_early_{op}"));
+        let adapter = r#"{"type": "sim", "delay_us": 20000}"#;
+        let args = [
+            "bench",
+            "--compare",
+            "--op",
+            op,
+            "--keys",
+            "1024",
+            "--depth",
+            "1024",
+            "--l2-adapter",
+            adapter,
+        ];
+        let when = When::SettingUp(Duration::from_millis(500));
+        let start = Instant::now();
+        let (report, status, stderr) = interrupted(&folder, &args, when, 1);
+        assert_eq!(status.code(), Some(130), "{op}: {stderr}");
+        assert!(start.elapsed() < Duration::from_secs(15), "{op}");
+        let report = report.expect("a report");
+        assert_eq!(report["errors"], Value::Array(Vec::new()), "{op}");
+        assert_eq!(report["rounds"], 0, "{op}");
+        assert_eq!(report["ratio_vs_per_key"], Value::Null, "{op}");
+        assert_eq!(report["ratio_vs_hand_batched"], Value::Null, "{op}");
+        assert_eq!(report["corrupt_values"], 0, "{op}");
     }
 }
 
@@ -115,7 +207,7 @@ fn a_replay_tells_what_it_played() {
             "--concurrency",
             "4",
         ];
-        let (report, status, stderr) = interrupted(&folder, &args, 1);
+        let (report, status, stderr) = interrupted(&folder, &args, When::Running(SOON), 1);
         assert_eq!(status.code(), Some(130), "{path}: {stderr}");
         assert!(stderr.contains("interrupted"), "{path}: {stderr}");
         let report = report.expect("a report");
@@ -135,7 +227,7 @@ fn the_second_one_ends_the_process() {
     let sample = sample().to_string_lossy().into_owned();
     let adapter = r#"{"type": "sim", "delay_us": 600000000}"#;
     let args = ["replay", &sample, "--l2-adapter", adapter];
-    let (report, status, stderr) = interrupted(&folder, &args, 2);
+    let (report, status, stderr) = interrupted(&folder, &args, When::Running(SOON), 2);
     assert_eq!(
         (status.code(), status.signal()),
         (None, Some(2)),

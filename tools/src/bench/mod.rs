@@ -37,7 +37,7 @@ Examples:
   moonring bench --rate 20000 --depth 256 --producers 2
   moonring bench --compare --keys 8192 --depth 1024
   moonring bench --sweep --value-bytes 4MiB --keys 64 --depth 32
-Ctrl-C ends it; what was measured so far is reported (not with --compare or --sweep).")]
+Ctrl-C ends it; what was measured so far is reported (not with --sweep).")]
 pub struct BenchArgs {
     /// The store and the engine, as JSON
     #[arg(long, value_name = "JSON", default_value = r#"{"type":"memory"}"#)]
@@ -306,38 +306,46 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     };
     // A store that moves no bytes gives none back.
     let keeps = !session::is_null(&adapter);
-    let mut results = match (compared, swept) {
-        (None, Some((op, sizes))) => {
-            let producers = producers(&Books::default())?;
-            let config = &adapter.engine;
-            let outcome = sweep::drive(args, op, sizes, config, &session, producers);
-            Results::of_sweep(outcome, &session)
-        }
-        (None, None) => {
-            let verify = keeps && matches!(args.op, BenchOp::Retrieve | BenchOp::Store);
-            let progress = progress(args);
-            let interval = Duration::from_secs_f64(args.record.interval);
-            interrupt::listen();
-            let (driven, recorded) = record::watched(
-                &session.engine,
-                interval,
-                &mut outputs,
-                &progress,
-                |watch| {
-                    let producers = producers(watch.books())?;
-                    Ok(rounds::drive(args, watch, producers, verify))
-                },
-            );
-            progress.bar.finish_and_clear();
-            Results::of_rounds(driven?, recorded)
-        }
-        (Some(op), _) => {
-            let lend = |_| session.slots.as_ref()?.lend(args.value_bytes as usize);
-            let slots = (0..rivals_slots).map(lend).collect::<Option<Vec<_>>>();
-            let slots = slots.ok_or_else(|| Failure::run("the pool has too few slots"))?;
-            let producers = producers(&Books::default())?;
-            let compared = compare::drive(args, op, &session, producers, slots, keeps);
-            Results::of_comparison(compared, &session)
+    let mut results = if let Some((op, sizes)) = swept {
+        let producers = producers(&Books::default())?;
+        let config = &adapter.engine;
+        let outcome = sweep::drive(args, op, sizes, config, &session, producers);
+        Results::of_sweep(outcome, &session)
+    } else {
+        let progress = progress(args);
+        let interval = Duration::from_secs_f64(args.record.interval);
+        interrupt::listen();
+        let (driven, recorded) = record::watched(
+            &session.engine,
+            interval,
+            &mut outputs,
+            &progress,
+            |watch| {
+                let producers = producers(watch.books())?;
+                let Some(op) = compared else {
+                    let verify = keeps && matches!(args.op, BenchOp::Retrieve | BenchOp::Store);
+                    let driven = rounds::drive(args, watch, producers, verify);
+                    return Ok(Driven::Rounds(driven));
+                };
+                let lend = |_| session.slots.as_ref()?.lend(args.value_bytes as usize);
+                let slots = (0..rivals_slots).map(lend).collect::<Option<Vec<_>>>();
+                let slots = slots.ok_or_else(|| Failure::run("the pool has too few slots"))?;
+                let plan = compare::Plan {
+                    args,
+                    op,
+                    session: &session,
+                    watch,
+                    bar: &progress.bar,
+                    verify: keeps,
+                };
+                let outcome = compare::drive(&plan, producers, slots);
+                Ok(Driven::Compared(Box::new(outcome)))
+            },
+        );
+        progress.bar.finish_and_clear();
+        match driven? {
+            Driven::Rounds(driven) => Results::of_rounds(driven, recorded),
+            Driven::Compared(outcome) => Results::of_comparison(*outcome, recorded),
         }
     };
     let (last, shut_down) = session.end();
@@ -372,6 +380,12 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         Some(error) => Err(Failure::run(error)),
         None => shut_down.and_then(|()| interrupt::ended()),
     }
+}
+
+/// What a run of either kind returns.
+enum Driven {
+    Rounds((Result<Measured, String>, rounds::Verified)),
+    Compared(Box<Result<compare::Outcome, String>>),
 }
 
 /// What a bench came to.
@@ -432,24 +446,26 @@ impl Results {
         }
     }
 
-    fn of_comparison(outcome: Result<compare::Outcome, String>, session: &Session) -> Self {
-        match outcome {
-            Ok(outcome) => Self {
-                measured: outcome.measured,
-                verified: outcome.verified,
-                recorded: unwatched(outcome.stats),
-                errors: outcome.compared.error().into_iter().collect(),
-                compared: Some(outcome.compared),
-                swept: None,
-            },
-            Err(error) => Self {
-                measured: Measured::default(),
-                verified: Counts::default(),
-                recorded: unwatched(session.engine.stats()),
-                compared: None,
-                swept: None,
-                errors: vec![error],
-            },
+    fn of_comparison(outcome: Result<compare::Outcome, String>, mut recorded: Recorded) -> Self {
+        let written = recorded.error.take();
+        let (outcome, error) = match outcome {
+            Ok(outcome) => {
+                let error = outcome.compared.error();
+                (Some(outcome), error)
+            }
+            Err(error) => (None, Some(error)),
+        };
+        let (measured, verified, compared) = match outcome {
+            Some(outcome) => (outcome.measured, outcome.verified, Some(outcome.compared)),
+            None => Default::default(),
+        };
+        Self {
+            measured,
+            verified,
+            recorded,
+            compared,
+            swept: None,
+            errors: error.into_iter().chain(written).collect(),
         }
     }
 
@@ -471,7 +487,7 @@ impl Results {
     }
 }
 
-/// Rounds of a comparison are not recorded over time.
+/// Rounds of a sweep are not recorded over time.
 fn unwatched(stats: Stats) -> Recorded {
     Recorded {
         stats,
@@ -479,18 +495,20 @@ fn unwatched(stats: Stats) -> Recorded {
     }
 }
 
-/// A bar on a terminal, nothing elsewhere: of the ops or of the time.
+/// A bar on a terminal, nothing elsewhere: of the ops, of the time, or of a comparison's measurements.
 fn progress(args: &BenchArgs) -> Progress {
-    let (length, template, position): (_, _, Position) = match args.ops {
+    let percent = "{msg}{bar:40} {percent} %, {eta} left";
+    let (length, template, position): (_, _, Option<Position>) = match args.ops {
+        _ if args.compare => (compare::turns(args), percent, None),
         Some(ops) => (
             ops,
             "{msg}{bar:40} {human_pos}/{human_len} ops, {eta} left",
-            |_, ops| ops,
+            Some(|_, ops| ops),
         ),
         None => (
             (args.seconds.unwrap_or(DEFAULT_SECONDS) * 1e3) as u64,
-            "{msg}{bar:40} {percent} %, {eta} left",
-            |time, _| u64::try_from(time.as_millis()).unwrap_or(u64::MAX),
+            percent,
+            Some(|time: Duration, _| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
         ),
     };
     let bar = ProgressBar::new(length);
@@ -498,22 +516,14 @@ fn progress(args: &BenchArgs) -> Progress {
         Ok(style) => bar.with_style(style),
         Err(_) => bar,
     };
-    Progress {
-        bar,
-        position: Some(position),
-    }
+    Progress { bar, position }
 }
 
 /// What `--compare` measures, if it is asked for.
 fn compared_op(args: &BenchArgs) -> Result<Option<OpKind>, Failure> {
     let least = compare::LEAST_KEYS;
-    let recorded = [("--hlog", &args.record.hlog), ("--hgrm", &args.record.hgrm)];
-    let recorded = recorded.into_iter().find(|(_, path)| path.is_some());
     match args.op.kind() {
         _ if !args.compare => Ok(None),
-        _ if let Some((option, _)) = recorded => Err(Failure::input(format!(
-            "{option}: not with --compare, whose short rounds are not recorded over time"
-        ))),
         None => Err(Failure::input(
             "--compare: not with --op mixed, one op kind is compared",
         )),

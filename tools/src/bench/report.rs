@@ -7,7 +7,7 @@ use moonring::config::L2Adapter;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::compare::Compared;
+use super::compare::{self, Compared};
 use super::sweep::Swept;
 use super::{BenchArgs, Results};
 use crate::interrupt;
@@ -60,7 +60,7 @@ pub struct Report {
     lanes: Value,
     /// Over the whole life of the engine.
     engine: Value,
-    /// The run over time; empty with `--compare`.
+    /// The run over time.
     intervals: Vec<Sample>,
     /// Only with `--compare`.
     #[serde(flatten)]
@@ -70,6 +70,14 @@ pub struct Report {
     swept: Option<Swept>,
     /// Why the run did not go well, a line each.
     errors: Vec<String>,
+}
+
+/// What was done, in words. A comparison reads values back before its rounds, and tells by itself what it does.
+fn procedure(args: &BenchArgs) -> &'static str {
+    match args.compare {
+        true => compare::PROCEDURE,
+        false => args.op.procedure(),
+    }
 }
 
 impl Report {
@@ -92,7 +100,7 @@ impl Report {
             interrupted: interrupt::pressed(),
             op: args.op.name(),
             path: args.path.name(),
-            procedure: args.op.procedure(),
+            procedure: procedure(args),
             producers: args.producers,
             depth: args.depth,
             keys: args.keys,

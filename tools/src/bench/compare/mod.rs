@@ -2,7 +2,8 @@
 //!
 //! All of them work on the same keys and are measured by the same clock. Each round measures each once, a round
 //! later all begin one place later, so that none always follows the same other; ratios are taken within a round. Before the first
-//! the engine runs for a while unmeasured: it learns from what calls bring, and what it learns stays.
+//! the engine runs for a while unmeasured: it learns from what calls bring, and what it learns stays. Ctrl-C ends it with the rounds
+//! that were over.
 
 pub mod race;
 mod rival;
@@ -10,18 +11,21 @@ pub mod summary;
 
 use std::time::Duration;
 
-use moonring::{OpKind, Slot, Stats};
+use indicatif::ProgressBar;
+use moonring::{OpKind, Slot};
 
 use super::plan::{Counts, Phase, Values};
 use super::producer::{Limit, Producer};
 use super::rounds::Measured;
-use super::{BenchArgs, BenchOp, DELETE_ALL};
+use super::{BenchArgs, BenchOp, DEFAULT_SECONDS, DELETE_ALL};
+use crate::interrupt;
+use crate::record::Watch;
 use crate::session::Session;
 use race::{Lap, race};
 pub use rival::LEAST_KEYS;
 use rival::{Course, Rival, Work};
-pub use summary::Compared;
 use summary::Laps;
+pub use summary::{Compared, PROCEDURE};
 
 /// How many rounds, unless asked otherwise.
 pub const ROUNDS: u32 = 21;
@@ -39,44 +43,56 @@ pub fn slots(args: &BenchArgs) -> u64 {
     }
 }
 
+/// How many measurements all rounds are together.
+pub fn turns(args: &BenchArgs) -> u64 {
+    let all = 1 + Rival::all(args.keys as usize).len();
+    u64::from(args.rounds.unwrap_or(ROUNDS)) * all as u64
+}
+
 /// What came of a comparison.
 pub struct Outcome {
     /// The engine's part.
     pub measured: Measured,
-    /// The engine's values, read back in the end.
+    /// The engine's values, read back before the rounds.
     pub verified: Counts,
-    /// From the first round's beginning to the last one's end.
-    pub stats: Stats,
     /// All of it.
     pub compared: Compared,
 }
 
-/// Runs the engine's producers and all rivals through their rounds, and cleans up. `verify`: the store keeps what it is given.
+/// What is compared, and where.
+pub struct Plan<'a> {
+    pub args: &'a BenchArgs,
+    pub op: OpKind,
+    pub session: &'a Session,
+    /// Told when the first round begins and when the last one is over.
+    pub watch: &'a Watch<'a>,
+    /// Moves on with each of [`turns`].
+    pub bar: &'a ProgressBar,
+    /// The store keeps what it is given.
+    pub verify: bool,
+}
+
+/// Runs the engine's producers and all rivals through their rounds, and cleans up.
 ///
 /// # Errors
 /// An op was refused, the set-up failed, a thread panicked, or one of them did not do its work where it was checked.
 pub fn drive(
-    args: &BenchArgs,
-    op: OpKind,
-    session: &Session,
+    plan: &Plan<'_>,
     mut producers: Vec<Producer>,
     mut slots: Vec<Slot>,
-    verify: bool,
 ) -> Result<Outcome, String> {
     let keys: Vec<_> = producers.iter().map(|p| p.keys.all().to_vec()).collect();
     let keys: Vec<&[u8]> = keys.iter().flatten().map(Vec::as_slice).collect();
     let mut field = Field {
-        args,
-        op,
-        session,
+        plan,
         producers: &mut producers,
         keys: &keys,
         slots: &mut slots,
-        verify,
     };
     let outcome = field.compare();
+    plan.watch.end();
     // The store may be shared, and outlive us.
-    let cleaned = field.engine(DELETE_ALL, None);
+    let cleaned = field.phase(DELETE_ALL, None, false);
     let outcome = outcome?;
     cleaned?;
     Ok(outcome)
@@ -84,71 +100,106 @@ pub fn drive(
 
 /// All that is needed to run one of them.
 struct Field<'a> {
-    args: &'a BenchArgs,
-    op: OpKind,
-    session: &'a Session,
+    plan: &'a Plan<'a>,
     producers: &'a mut [Producer],
     keys: &'a [&'a [u8]],
     slots: &'a mut [Slot],
-    verify: bool,
 }
 
 impl Field<'_> {
     fn compare(&mut self) -> Result<Outcome, String> {
-        let rounds = self.args.rounds.unwrap_or(ROUNDS);
-        let time = Duration::from_secs_f64(self.args.seconds.unwrap_or(5.0));
+        let Plan { args, session, .. } = *self.plan;
+        let rounds = args.rounds.unwrap_or(ROUNDS);
+        let time = Duration::from_secs_f64(args.seconds.unwrap_or(DEFAULT_SECONDS));
         let slice = time / rounds;
-        self.fill_slots();
-        if self.cycles() {
-            self.clear_and_store()?;
-        }
-        let rivals = Rival::all(self.keys.len());
-        let mut rivals: Vec<_> = rivals.into_iter().map(|r| (r, Laps::default())).collect();
-        // Once over all keys, which also warms everything up.
-        for (rival, laps) in &mut rivals {
-            let checked = self.check(*rival)?;
-            laps.verified = checked.ops - checked.failed;
-            laps.corrupt = checked.corrupt;
-        }
-        let verified = self.check_engine()?;
         let mut engine = Laps::default();
-        self.lap(time.mul_f64(WARM_UP), None)?;
-        let before = self.session.engine.stats();
-        let all = 1 + rivals.len();
-        for round in 0..rounds as usize {
-            for turn in 0..all {
-                match (round + turn) % all {
-                    0 => engine.add(self.lap(slice, None)?),
-                    nth => {
-                        let (rival, laps) = &mut rivals[nth - 1];
-                        laps.add(self.lap(slice, Some(*rival))?);
-                    }
-                }
-            }
+        let mut rivals: Vec<_> = Rival::all(self.keys.len())
+            .into_iter()
+            .map(|rival| (rival, Laps::default()))
+            .collect();
+        let mut verified = Counts::default();
+        self.prepare(&mut rivals, &mut verified, time.mul_f64(WARM_UP))?;
+        let before = session.engine.stats();
+        if !interrupt::pressed() {
+            self.plan.watch.begin();
+            self.plan.bar.reset();
         }
-        let stats = self.session.engine.stats().since(&before);
+        for round in 0..rounds as usize {
+            let Some(mut laps) = self.round(round, slice, &rivals)? else {
+                break;
+            };
+            for (all, lap) in rivals
+                .iter_mut()
+                .map(|(_, laps)| laps)
+                .zip(laps.split_off(1))
+            {
+                all.add(lap);
+            }
+            laps.into_iter().for_each(|lap| engine.add(lap));
+        }
+        let stats = session.engine.stats().since(&before);
         Ok(Outcome {
             measured: Measured {
                 counts: engine.all.counts,
                 time: engine.all.time,
-                rounds: rounds.into(),
+                rounds: engine.rounds() as u64,
             },
             verified,
             compared: Compared::new(
-                self.args.producers,
-                self.op,
+                args.producers,
+                self.plan.op,
                 slice,
                 &engine,
                 &rivals,
                 &stats,
             ),
-            stats,
         })
+    }
+
+    /// Once over all keys by each, which also warms everything up; then the engine learns.
+    fn prepare(
+        &mut self,
+        rivals: &mut [(Rival, Laps)],
+        verified: &mut Counts,
+        warm_up: Duration,
+    ) -> Result<(), String> {
+        self.fill_slots();
+        if self.cycles() {
+            self.clear_and_store()?;
+        }
+        for (rival, laps) in rivals {
+            let checked = self.check(*rival)?;
+            laps.verified = checked.ops - checked.failed;
+            laps.corrupt = checked.corrupt;
+        }
+        *verified = self.check_engine()?;
+        self.lap(warm_up, None).map(drop)
+    }
+
+    /// One measurement of each, the engine's first in the list; `None`: Ctrl-C came before all had theirs.
+    fn round(
+        &mut self,
+        round: usize,
+        slice: Duration,
+        rivals: &[(Rival, Laps)],
+    ) -> Result<Option<Vec<Lap>>, String> {
+        let all = 1 + rivals.len();
+        let mut laps = vec![Lap::default(); all];
+        for turn in 0..all {
+            let nth = (round + turn) % all;
+            let rival = nth.checked_sub(1).map(|nth| rivals[nth].0);
+            laps[nth] = self.lap(slice, rival)?;
+            if interrupt::pressed() {
+                return Ok(None);
+            }
+            self.plan.bar.inc(1);
+        }
+        Ok(Some(laps))
     }
 
     /// Whether the op leaves all as it was, and can be done again and again.
     fn cycles(&self) -> bool {
-        matches!(self.args.op, BenchOp::Lookup | BenchOp::Retrieve)
+        matches!(self.plan.args.op, BenchOp::Lookup | BenchOp::Retrieve)
     }
 
     /// One of them, for as long as `slice`; `None` is the engine.
@@ -158,13 +209,13 @@ impl Field<'_> {
             self.set_up()?;
             let left = slice.saturating_sub(all.time);
             let lap = match rival {
-                None => self.engine(self.args.op.measured(), Some(left))?,
+                None => self.engine(self.plan.args.op.measured(), Some(left))?,
                 Some(rival) if self.cycles() => self.rival(rival, Course::Cycle(left))?,
                 Some(rival) => self.rival(rival, Course::Once(left))?,
             };
             all.add(lap);
             // A pass without an op would repeat for ever.
-            if all.time >= slice || lap.counts.ops == 0 {
+            if all.time >= slice || lap.counts.ops == 0 || interrupt::pressed() {
                 return Ok(all);
             }
         }
@@ -172,7 +223,7 @@ impl Field<'_> {
 
     /// Makes the store ready for one pass of the op, through the engine, unmeasured.
     fn set_up(&mut self) -> Result<(), String> {
-        match self.args.op {
+        match self.plan.args.op {
             BenchOp::Store => self.engine(DELETE_ALL, None).map(drop),
             BenchOp::Delete => self.clear_and_store(),
             _ => Ok(()),
@@ -187,8 +238,17 @@ impl Field<'_> {
         }
     }
 
-    /// A phase of all producers.
+    /// A phase of all producers, which Ctrl-C ends.
     fn engine(&mut self, phase: Phase, limit: Option<Duration>) -> Result<Lap, String> {
+        self.phase(phase, limit, true)
+    }
+
+    fn phase(
+        &mut self,
+        phase: Phase,
+        limit: Option<Duration>,
+        stoppable: bool,
+    ) -> Result<Lap, String> {
         let producers = self.producers.iter_mut();
         race(producers.map(|producer| {
             move |began| {
@@ -197,6 +257,7 @@ impl Field<'_> {
                     phase,
                     Limit {
                         until,
+                        stoppable,
                         ..Limit::NONE
                     },
                 )
@@ -206,8 +267,8 @@ impl Field<'_> {
 
     fn rival(&mut self, rival: Rival, course: Course) -> Result<Lap, String> {
         let work = Work {
-            op: self.op,
-            store: &**self.session.engine.store(),
+            op: self.plan.op,
+            store: &**self.plan.session.engine.store(),
             keys: self.keys,
             values: self.values(),
         };
@@ -215,7 +276,7 @@ impl Field<'_> {
     }
 
     fn values(&self) -> Values {
-        super::values(self.args)
+        super::values(self.plan.args)
     }
 
     /// What rivals store; what they retrieve writes over it.
@@ -230,9 +291,9 @@ impl Field<'_> {
     /// deleted is gone. Counts the values looked at.
     fn check(&mut self, rival: Rival) -> Result<Counts, String> {
         self.set_up()?;
-        let bytes = self.verify;
+        let bytes = self.plan.verify;
         let pass = self.rival(rival, Course::Checked { bytes })?.counts;
-        match self.op {
+        match self.plan.op {
             OpKind::Retrieve if bytes => Ok(pass),
             OpKind::Store if bytes => Ok(self.engine(Phase::Verify, None)?.counts),
             OpKind::Delete if bytes => {
@@ -252,9 +313,9 @@ impl Field<'_> {
     /// A pass of the engine; what it retrieved or stored is read back and looked at.
     fn check_engine(&mut self) -> Result<Counts, String> {
         self.set_up()?;
-        self.engine(pass_of(self.op), None)?;
-        match self.op {
-            OpKind::Retrieve | OpKind::Store if self.verify => {
+        self.engine(pass_of(self.plan.op), None)?;
+        match self.plan.op {
+            OpKind::Retrieve | OpKind::Store if self.plan.verify => {
                 Ok(self.engine(Phase::Verify, None)?.counts)
             }
             _ => Ok(Counts::default()),

@@ -11,6 +11,7 @@ use moonring::{OpKind, Slot, StoreOutcome};
 use super::race::{Lap, race};
 use crate::bench::plan::{Counts, Values};
 use crate::content::POISON;
+use crate::interrupt;
 
 /// So many threads, each with keys of its own, of which it gives so many to each call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,6 +120,9 @@ impl Runner<'_> {
         let mut counts = Counts::default();
         if let Course::Checked { bytes } = course {
             for call in 0..self.calls.len() {
+                if interrupt::pressed() {
+                    break;
+                }
                 self.call_checked(call, bytes, &mut counts)
                     .map_err(|e| e.to_string())?;
             }
@@ -211,7 +215,7 @@ fn tally<T, E>(
     (n, well, well * bytes)
 }
 
-/// Tells when the time is over. Between very short calls it reads the clock only now and then, so that it is not the
+/// Tells when the time is over, or Ctrl-C was pressed. Between very short calls it reads the clock only now and then, so that it is not the
 /// reading that is measured.
 struct Clock {
     over: Instant,
@@ -246,7 +250,7 @@ impl Clock {
             false => 1,
         };
         (self.last, self.skip) = (now, self.stride - 1);
-        now >= self.over
+        now >= self.over || interrupt::pressed()
     }
 }
 

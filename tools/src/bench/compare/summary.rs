@@ -25,6 +25,11 @@ pub struct Laps {
 }
 
 impl Laps {
+    /// How many rounds.
+    pub fn rounds(&self) -> usize {
+        self.per_s.len()
+    }
+
     /// Adds a round.
     pub fn add(&mut self, lap: Lap) {
         self.per_s.push(lap.per_s());
@@ -35,10 +40,10 @@ impl Laps {
 /// The members that `--compare` adds to the report.
 #[derive(Clone, Debug, Serialize)]
 pub struct Compared {
-    /// The engine's rate over that of the faster one-call-per-key; the median of the rounds.
-    ratio_vs_per_key: f64,
+    /// The engine's rate over that of the faster one-call-per-key; the median of the rounds. `None`: no round was over.
+    ratio_vs_per_key: Option<f64>,
     /// The same for the best batches made by hand.
-    ratio_vs_hand_batched: f64,
+    ratio_vs_hand_batched: Option<f64>,
     /// Ops of the measured kind that were folded into another's key: 0, or the engine did less than the others.
     folds: u64,
     compare: Details,
@@ -56,7 +61,8 @@ struct Details {
     hand_batched: Vec<Line>,
 }
 
-const PROCEDURE: &str = "the engine first runs unmeasured, for 0.4 of the time of all its rounds; in each round the engine \
+/// What is done, in words.
+pub const PROCEDURE: &str = "the engine first runs unmeasured, for 0.4 of the time of all its rounds; in each round the engine \
     and all others are measured, one after the other, on the same keys and the same store; each thread has keys of its \
     own; the others call the store itself, keys and buffers laid out before; ratios are taken within a round";
 
@@ -137,7 +143,9 @@ impl Compared {
         let of_best = |lines: &[Line]| {
             let best = lines.iter().find(|line| line.best == Some(true));
             let ratio = best.and_then(|line| line.engine_ratio);
-            ratio.unwrap_or_default().median
+            ratio
+                .filter(|_| engine.rounds() > 0)
+                .map(|ratio| ratio.median)
         };
         Self {
             ratio_vs_per_key: of_best(&per_key),
@@ -145,7 +153,7 @@ impl Compared {
             folds: stats.lane(op).folded_ops,
             compare: Details {
                 procedure: PROCEDURE,
-                rounds: engine.per_s.len() as u32,
+                rounds: engine.rounds() as u32,
                 round_s: slice.as_secs_f64(),
                 engine: Line {
                     threads: producers as usize,
@@ -197,6 +205,11 @@ impl Compared {
             engine,
             ..
         } = &self.compare;
+        let (Some(per_key), Some(hand_batched)) =
+            (self.ratio_vs_per_key, self.ratio_vs_hand_batched)
+        else {
+            return "no round was over: nothing is compared\n".into();
+        };
         // Writing to a String can't fail.
         let _ = writeln!(
             text,
@@ -228,9 +241,9 @@ impl Compared {
         text.push_str(&table.text());
         let _ = writeln!(
             text,
-            "\nthe engine is {:.2} times as fast as one call per key, {:.2} times as fast as the best batches made by \
-             hand; folds {}",
-            self.ratio_vs_per_key, self.ratio_vs_hand_batched, self.folds
+            "\nthe engine is {per_key:.2} times as fast as one call per key, {hand_batched:.2} times as fast as the best batches \
+             made by hand; folds {}",
+            self.folds
         );
         text
     }
