@@ -134,3 +134,45 @@ fn what_is_missing_stops_the_build_with_one_sentence() {
         }
     }
 }
+
+/// Each sentence of a build that stops, or a warning, with its cause and what to do.
+#[test]
+fn the_page_about_errors_has_each_sentence() {
+    let page = include_str!("../docs/errors.md");
+    let (_, section) = page.split_once("\n## A linked build\n").unwrap();
+    let section = section.split("\n## ").next().unwrap();
+    let lines = section.lines().filter(|line| line.starts_with('|'));
+    let mut rows: Vec<(Vec<&str>, bool)> = Vec::new();
+    for line in lines.skip(2) {
+        let cells: Vec<_> = line.trim_matches('|').split('|').map(str::trim).collect();
+        assert!(cells.len() == 4 && cells.iter().all(|cell| !cell.is_empty()));
+        rows.push((cells[1].split("{}").collect(), false));
+    }
+    let one = ("BUILD_MOONCAKE", "1");
+    for (variables, files) in [
+        (&[one][..], &FILES[..]),
+        (&[INCLUDE], &FILES),
+        (&[INCLUDE, LIB], &FILES[1..]),
+        (&[INCLUDE, LIB], &FILES[..1]),
+        (&[("BUILD_MOONCAKE", "yes")], &FILES),
+    ] {
+        let sentence = match plan(variables, files) {
+            Err(sentence) | Ok(Plan::Off(Some(sentence))) => sentence,
+            other => panic!("{other:?}"),
+        };
+        let is_it = |(parts, _): &&mut (Vec<&str>, bool)| {
+            let mut rest = sentence.as_str();
+            let all = parts.iter().all(|part| match rest.find(part) {
+                Some(at) => {
+                    rest = &rest[at + part.len()..];
+                    true
+                }
+                None => false,
+            });
+            all && sentence.starts_with(parts[0])
+        };
+        let row = rows.iter_mut().find(is_it);
+        row.unwrap_or_else(|| panic!("no row for: {sentence}")).1 = true;
+    }
+    assert!(rows.iter().all(|(_, caused)| *caused), "{rows:?}");
+}

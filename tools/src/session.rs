@@ -198,9 +198,15 @@ impl Session {
     /// Calls of the store did not return in time.
     pub fn end(self) -> (Stats, Result<(), Failure>) {
         let ended = self.engine.shutdown(Shutdown::Drain, SHUTDOWN_LIMIT);
-        let ended = ended
-            .map(drop)
-            .map_err(|e| Failure::run(format!("shutdown: {e}")));
+        let ended = match ended {
+            Ok(report) if report.in_flight > 0 => Err(Failure::run(format!(
+                "shutdown: {} ops are in store calls that did not return within {} s",
+                report.in_flight,
+                SHUTDOWN_LIMIT.as_secs()
+            ))),
+            Ok(_) => Ok(()),
+            Err(e) => Err(Failure::run(format!("shutdown: {e}"))),
+        };
         (self.engine.stats(), ended)
     }
 }
