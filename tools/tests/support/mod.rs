@@ -123,7 +123,7 @@ pub fn run(command: &mut Command) -> Run {
         stdout: String::from_utf8(stdout).expect("text"),
         stderr: String::from_utf8(stderr).expect("text"),
     };
-    assert_eq!(hung, None, "killed by the watchdog: {run:?}");
+    assert_eq!(hung, None, "killed by the watchdog: {command:?}: {run:?}");
     run
 }
 
