@@ -232,6 +232,14 @@ fn a_log_of_a_comparison_agrees_with_its_json() {
         // A store's rounds have nothing else in their lane, and none of the warm-up's.
         assert_eq!(lane["ops"], report["ops"], "{op}");
         assert!(report["ops"].as_u64() > Some(0), "{op}");
+        let page = page(&folder, &[&format!("{op}.hlog"), &format!("{op}.json")]);
+        for told in [
+            "times one call per key",
+            "times the best by hand",
+            "had its turns",
+        ] {
+            assert!(page.contains(told), "{op}: no {told}");
+        }
         // Taking a caller's times would make the engine slower than what it is compared with.
         assert_eq!(lane.get("caller_us"), None, "{op}");
     }
@@ -438,6 +446,11 @@ fn the_page_has_each_lane_and_each_figure() {
     assert!(count("Errors over time") >= 2, "{charts:?}");
     assert!(two.contains("transfer_failed"));
     assert!(two.contains("ratio to the first"));
+    assert!(!two.contains(">none<"), "each has errors to show");
+    let well = ["bench", "--op", "store", "--ops", "2000", "--keys", "500"];
+    recorded(&folder, "well", &well);
+    let one_of_two = page(&folder, &["before.json", "well.json"]);
+    assert!(one_of_two.contains(">none<"), "an empty panel says so");
 
     // A replay has no latencies of callers: runs are compared by what both have.
     let mixed = page(&folder, &["before.hlog", "replay.hlog"]);

@@ -230,6 +230,8 @@ pub struct Run {
     pub began_unix_s: Option<f64>,
     /// What was done: names and values.
     pub facts: Vec<(String, String)>,
+    /// Only turns of it were the engine's: `bench --compare`.
+    pub in_turns: bool,
     /// What was not as it should be.
     pub errors: Vec<String>,
 }
@@ -512,6 +514,8 @@ fn facts(run: &mut Run, report: &Value) {
         ("wall_s", "seconds"),
         ("ops_per_s", "ops/s"),
         ("gbytes_per_s", "GB/s"),
+        ("ratio_vs_per_key", "times one call per key"),
+        ("ratio_vs_hand_batched", "times the best by hand"),
     ] {
         match report.get(name) {
             None | Some(Value::Null) => {}
@@ -525,6 +529,7 @@ fn facts(run: &mut Run, report: &Value) {
     if let Some(store) = report.pointer("/l2_adapter/type") {
         run.facts.insert(0, ("store".into(), text(store)));
     }
+    run.in_turns = report.get("compare").is_some();
     if report.get("interrupted") == Some(&Value::Bool(true)) {
         run.errors
             .push("interrupted by Ctrl-C: this is what was measured before".into());

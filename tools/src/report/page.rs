@@ -72,6 +72,11 @@ fn head(out: &mut String, runs: &[Run]) {
                 "<p class=\"note\">No JSON of this run was given: batch sizes and errors are not known.</p>",
             );
         }
+        if run.in_turns {
+            out.push_str(
+                "<p class=\"note\">A comparison, in which the engine had its turns: over time there is nothing of it in between.</p>",
+            );
+        }
         for error in &run.errors {
             let _ = write!(out, "<p class=\"bad\">{}</p>", escape(error));
         }
@@ -506,6 +511,9 @@ fn errors(out: &mut String, runs: &[Run], lanes: &[(usize, &Lane)], title: &str)
             .map(|(c, text)| (c.as_str(), text.clone()))
             .collect();
         let mut legend = legend(&keys);
+        if keys.is_empty() && lane.calls.is_some() {
+            legend = "<p class=\"legend\">none</p>".into();
+        }
         if runs.len() > 1 {
             legend = format!("<p class=\"legend\">{}</p>{legend}", key(*i, runs));
         }
