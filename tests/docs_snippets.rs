@@ -122,3 +122,26 @@ fn a_pair() -> Result<(), Box<dyn Error>> {
     }
     Ok(())
 }
+
+/// What stands side by side for who comes from LMCache: both columns are a configuration that is taken, and mean the same.
+#[test]
+fn both_columns_of_from_lmcache_are_taken() {
+    let page = include_str!("../docs/from-lmcache.md");
+    let block = page.split("```text\n").nth(1).unwrap();
+    let lines: Vec<_> = block.split("\n```").next().unwrap().lines().collect();
+    let right = lines[0].find("Moonring").unwrap();
+    let column = |pick: fn(&str, usize) -> &str| {
+        let cells: Vec<_> = lines.iter().map(|line| pick(line, right).trim()).collect();
+        let text = cells.join("\n");
+        let (_, json) = text.split_once("{\n").unwrap();
+        let (json, _) = json.rsplit_once("\n}").unwrap();
+        moonring::L2Adapter::parse(&format!("{{{json}}}")).unwrap()
+    };
+    let theirs = column(|line, at| &line[..at.min(line.len())]).effective();
+    let ours = column(|line, at| &line[at.min(line.len())..]).effective();
+    let differ = |key: &str| theirs[key] != ours[key];
+    let object = ours.as_object().unwrap();
+    let differ: Vec<_> = object.keys().filter(|key| differ(key)).collect();
+    assert_eq!(differ, ["moonring"]);
+    assert_eq!(ours["moonring"]["timeout_ms"]["retrieve"], 500);
+}

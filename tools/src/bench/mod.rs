@@ -39,7 +39,7 @@ Examples:
   moonring bench --sweep --value-bytes 4MiB --keys 64 --depth 32
 Ctrl-C ends it; what was measured so far is reported (not with --sweep).")]
 pub struct BenchArgs {
-    /// The store and the engine, as JSON
+    /// The store and the engine, as JSON: what LMCache takes, and more (docs/configuration.md)
     #[arg(long, value_name = "JSON", default_value = r#"{"type":"memory"}"#)]
     l2_adapter: String,
     /// What to measure

@@ -38,7 +38,7 @@ Ctrl-C ends it; what was played so far is reported.")]
 pub struct ReplayArgs {
     /// A trace in the FAST'25 format: one JSON object a line
     trace: PathBuf,
-    /// The store and the engine, as JSON
+    /// The store and the engine, as JSON: what LMCache takes, and more (docs/configuration.md)
     #[arg(long, value_name = "JSON", default_value = r#"{"type":"memory"}"#)]
     l2_adapter: String,
     /// How ops reach the engine
