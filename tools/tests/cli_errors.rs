@@ -167,6 +167,11 @@ fn causes(folder: &Path) -> Vec<Cause> {
         bench("few keys", &["--keys", "63"]),
         bench("few keys to compare", &["--keys", "127", "--compare"]),
         bench("mixed", &["--op", "mixed", "--compare"]),
+        bench("sweep's sizes", &["--sweep=0"]),
+        bench("mixed sweep", &["--op", "mixed", "--sweep"]),
+        bench("sweep's log", &["--hlog", "x", "--sweep"]),
+        bench("rounds", &["--rounds", "3"]),
+        bench("linger", &["--linger-us", "3", "--path", "client"]),
         json(
             "set-up",
             1,
@@ -271,6 +276,15 @@ fn causes(folder: &Path) -> Vec<Cause> {
         let name = format!("{}.jsonl", row.replace(' ', "_"));
         causes.push(cause(row, 2, &["replay", &file(&name, &line)]));
     }
+    let sweep = [
+        "bench",
+        "--sweep=4",
+        "--rounds",
+        "1",
+        "--svg",
+        "/proc/none/x",
+    ];
+    causes.push(cause("svg", 1, &[&sweep[..], &short[1..]].concat()));
     let logs: Vec<_> = (0..7)
         .map(|i| file(&format!("run{i}.json"), REPORT))
         .collect();

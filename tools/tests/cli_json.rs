@@ -68,6 +68,19 @@ fn written(folder: &Path) -> BTreeMap<String, Fields> {
         ("closed", 0, bench(&["--op", "mixed"])),
         ("rate", 0, bench(&["--rate", "1000"])),
         ("compare", 0, bench(&["--compare", "--rounds", "2"])),
+        (
+            "sweep",
+            0,
+            bench(&[
+                "--sweep=4,8",
+                "--rounds",
+                "2",
+                "--linger-us",
+                "5",
+                "--linger-ops",
+                "4",
+            ]),
+        ),
         ("replay", 0, words(&["replay", &sample, "--limit", "40"])),
         (
             "corrupt",
