@@ -553,10 +553,11 @@ impl Group {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    const RULES: FailFast = FailFast {
+    /// Of a lane that never fails fast.
+    pub(crate) const RULES: FailFast = FailFast {
         after: 0,
         pause: 0,
         max_batch: 1,

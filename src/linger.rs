@@ -134,15 +134,8 @@ impl Lane {
 mod tests {
     use super::*;
     use crate::OpKind;
-    use crate::circuit::FailFast;
+    use crate::lane::tests::RULES;
     use crate::pace::Pace;
-
-    const RULES: FailFast = FailFast {
-        after: 0,
-        pause: 0,
-        max_batch: 1,
-        overdue: 1,
-    };
 
     fn lane() -> Lane {
         let lane = Lane::new(OpKind::Lookup, 0, 4, 200, 1, Pace::off(), RULES);
