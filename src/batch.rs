@@ -387,12 +387,12 @@ impl Batch {
             {
                 break;
             }
-            let is_new = call.seen.find_or_insert(d.hash, placed as u32, |other| {
+            let equal = call.seen.find_or_insert(d.hash, placed as u32, |other| {
                 // SAFETY: as above.
                 let other = unsafe { &*ops[other as usize].descriptor };
                 is_equal(d, other)
             });
-            if is_new.is_some() {
+            if equal.is_some() {
                 break;
             }
             *key = d.key.cast();

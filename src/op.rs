@@ -66,7 +66,6 @@ impl StoreOutcome {
         }
     }
 
-    #[allow(dead_code)] // the completions', which are not written yet
     pub(crate) const fn from_raw(raw: u64) -> Self {
         match raw {
             1 => StoreOutcome::Stored,

@@ -596,10 +596,8 @@ impl Pair {
     /// Shows what was staged in the rings given (a bit each).
     #[inline]
     fn publish(&mut self, rings: u8) {
-        if self.linger.is_some() {
-            self.publish_lingering(rings);
-        } else if rings.is_power_of_two() {
-            // Mostly it is one.
+        // Mostly it is one.
+        if self.linger.is_none() && rings.is_power_of_two() {
             let ring = rings.trailing_zeros() as usize;
             self.producers[ring].publish();
             publish_fence();
@@ -610,21 +608,8 @@ impl Pair {
         }
     }
 
+    /// The same for several rings, and where ops may wait for company.
     fn publish_all(&mut self, rings: u8) {
-        let is_in = |ring: &usize| rings & 1 << ring != 0;
-        for ring in (0..RINGS).filter(is_in) {
-            self.producers[ring].publish();
-        }
-        publish_fence();
-        self.note_deadline();
-        (0..RINGS)
-            .filter(is_in)
-            .for_each(|ring| self.announce(ring));
-    }
-
-    /// The same where ops may wait for company.
-    #[cold]
-    fn publish_lingering(&mut self, rings: u8) {
         let is_in = |ring: &usize| rings & 1 << ring != 0;
         let mut shown = [0; RINGS];
         for ring in (0..RINGS).filter(is_in) {

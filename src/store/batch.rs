@@ -11,7 +11,6 @@ use crate::{OpError, StoreOutcome};
 pub(crate) type RawResult = Result<u64, OpError>;
 
 /// What result arrays are filled with before each call: no store has answered.
-#[allow(dead_code)] // the worker's, which is not written yet
 pub(crate) const UNSET: RawResult = Err(OpError::BadResult);
 
 /// The keys of a batch and the places of their results.

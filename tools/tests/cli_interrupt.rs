@@ -70,6 +70,16 @@ fn interrupted(
     (report, output.status, stderr)
 }
 
+/// The report of a run that was interrupted once while it measured, and ended in good order.
+fn told(name: &str, folder: &Path, args: &[&str], when: When) -> Value {
+    let (report, status, stderr) = interrupted(folder, args, when, 1);
+    assert_eq!(status.code(), Some(130), "{name}: {stderr}");
+    assert!(stderr.contains("interrupted"), "{name}: {stderr}");
+    let report = report.expect("a report");
+    assert_eq!(report["interrupted"], true, "{name}");
+    report
+}
+
 fn wait(child: &mut Child, what: &str, mut over: impl FnMut(&mut Child) -> bool) {
     let start = Instant::now();
     while !over(child) {
@@ -97,11 +107,7 @@ fn a_bench_tells_what_it_measured() {
     ] {
         let folder = folder(&format!("interrupt_bench_{name}"));
         let args = [&["bench", "--seconds", "600"][..], more].concat();
-        let (report, status, stderr) = interrupted(&folder, &args, When::Running(SOON), 1);
-        assert_eq!(status.code(), Some(130), "{name}: {stderr}");
-        assert!(stderr.contains("interrupted"), "{name}: {stderr}");
-        let report = report.expect("a report");
-        assert_eq!(report["interrupted"], true, "{name}");
+        let report = told(name, &folder, &args, When::Running(SOON));
         assert_eq!(report["errors"], Value::Array(Vec::new()), "{name}");
         assert_eq!(report["failed_ops"], 0, "{name}");
         assert!(report["ops"].as_u64() >= Some(1), "{name}: {report:#}");
@@ -133,11 +139,7 @@ fn a_comparison_tells_the_rounds_that_were_over() {
             "2000",
         ];
         let when = When::Running(Duration::from_millis(1500));
-        let (report, status, stderr) = interrupted(&folder, &args, when, 1);
-        assert_eq!(status.code(), Some(130), "{op}: {stderr}");
-        assert!(stderr.contains("interrupted"), "{op}: {stderr}");
-        let report = report.expect("a report");
-        assert_eq!(report["interrupted"], true, "{op}");
+        let report = told(op, &folder, &args, when);
         assert_eq!(report["errors"], Value::Array(Vec::new()), "{op}");
         assert_eq!(report["failed_ops"], 0, "{op}");
         let rounds = report["rounds"].as_u64().expect("a number");
@@ -207,11 +209,7 @@ fn a_replay_tells_what_it_played() {
             "--concurrency",
             "4",
         ];
-        let (report, status, stderr) = interrupted(&folder, &args, When::Running(SOON), 1);
-        assert_eq!(status.code(), Some(130), "{path}: {stderr}");
-        assert!(stderr.contains("interrupted"), "{path}: {stderr}");
-        let report = report.expect("a report");
-        assert_eq!(report["interrupted"], true, "{path}");
+        let report = told(path, &folder, &args, When::Running(SOON));
         let requests = report["requests"].as_u64().expect("a number");
         assert!((1..400).contains(&requests), "{path}: {requests}");
         assert_eq!(report["request_us"]["count"], requests, "{path}");

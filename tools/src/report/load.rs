@@ -11,7 +11,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hdrhistogram::serialization::Deserializer;
 use hdrhistogram::serialization::interval_log::{IntervalLogIterator, LogEntry, LogIteratorError};
-use moonring::stats::Histogram;
+use moonring::OpError;
+use moonring::stats::{CODE_NAMES, Histogram};
 use serde_json::Value;
 
 use crate::cli::Failure;
@@ -155,15 +156,11 @@ pub struct Calls {
     pub by_code: BTreeMap<String, f64>,
 }
 
-/// Outcomes that are none of the errors.
-const WENT_WELL: [&str; 6] = [
-    "present",
-    "absent",
-    "ok",
-    "stored",
-    "already_there",
-    "accepted",
-];
+/// Outcomes that are none of the errors: the names before theirs.
+fn went_well() -> &'static [&'static str] {
+    let outcomes = CODE_NAMES.len() - OpError::NAMES.len();
+    &CODE_NAMES[..outcomes]
+}
 
 impl Calls {
     fn of_json(lane: &Value) -> Self {
@@ -187,7 +184,7 @@ impl Calls {
     /// Errors by name.
     pub fn errors(&self) -> impl Iterator<Item = (&str, f64)> {
         let all = self.by_code.iter().map(|(name, n)| (name.as_str(), *n));
-        all.filter(|(name, n)| *n > 0.0 && !WENT_WELL.contains(name))
+        all.filter(|(name, n)| *n > 0.0 && !went_well().contains(name))
     }
 }
 
