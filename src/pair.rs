@@ -5,6 +5,7 @@ use std::mem::{self, ManuallyDrop};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::task::{Context, Poll};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 use std::{fmt, io};
@@ -21,6 +22,7 @@ use crate::notify::{self, EventFd};
 use crate::quarantine::Submitter;
 use crate::store::RawResult;
 use crate::submission::{Buffer, Completion, Submission};
+use crate::waker::OpWaker;
 use crate::{Class, OpError, OpKind, Refused, Slot, SubmitError, key};
 
 /// A thread sleeps in `wait`.
@@ -29,6 +31,8 @@ const PARKED: u64 = 1 << 0;
 const ARMED: u64 = 1 << 1;
 /// The pair was dropped with ops in flight: who completes the last one clears up.
 const ORPHAN: u64 = 1 << 2;
+/// A task waits by `poll_ready`.
+const AWAITED: u64 = 1 << 3;
 
 // In a completion's word, above the entry's index.
 const INDEX: u64 = (1 << 24) - 1;
@@ -61,6 +65,8 @@ pub(crate) struct PairShared {
     wake: WakeWord,
     /// Who sleeps in `wait`. Written before PARKED is announced.
     waiter: Mutex<Option<Thread>>,
+    /// The task that waits. Written before AWAITED is announced.
+    task: Mutex<Option<OpWaker>>,
     pub(crate) event: OnceLock<OwnedFd>,
     orphan: Mutex<Option<Owner>>,
     /// Ops accepted. One writer, the pair's thread, which counts an op before it queues it.
@@ -174,17 +180,18 @@ impl PairShared {
         }
     }
 
-    /// Wakes who waits for completions. The caller has pushed them and called [`publish_fence`].
+    /// Wakes who waits for completions; a task's waker goes to `wakers`, for the caller to wake without a lock. The caller has
+    /// pushed the completions and called [`publish_fence`].
     #[inline]
-    pub(crate) fn notify(&self, shared: &Shared) {
+    pub(crate) fn notify(&self, shared: &Shared, wakers: &mut Vec<OpWaker>) {
         if self.wake.announced() != 0 {
-            self.notify_slow(shared);
+            self.notify_slow(shared, wakers);
         }
     }
 
     #[cold]
-    fn notify_slow(&self, shared: &Shared) {
-        let taken = self.wake.take(PARKED | ARMED);
+    fn notify_slow(&self, shared: &Shared, wakers: &mut Vec<OpWaker>) {
+        let taken = self.wake.take(PARKED | ARMED | AWAITED);
         if taken & PARKED != 0
             && let Some(thread) = &*self.waiter.lock().unwrap_or_else(|e| e.into_inner())
         {
@@ -195,15 +202,27 @@ impl PairShared {
         {
             notify::signal(event);
         }
+        if taken & AWAITED != 0 {
+            // A waker that was renewed in between is woken just as well: its task then looks again.
+            wakers.extend(self.set_task(None));
+        }
         if self.wake.peek(ORPHAN) != 0 {
             self.reap_orphan(shared);
         }
     }
 
+    /// Returns the waker that was there; dropping it runs the caller's code.
+    fn set_task(&self, waker: Option<OpWaker>) -> Option<OpWaker> {
+        mem::replace(
+            &mut *self.task.lock().unwrap_or_else(|e| e.into_inner()),
+            waker,
+        )
+    }
+
     /// The engine is closed: wakes every waiter and leaves the eventfd readable.
-    pub(crate) fn wake_closed(&self, shared: &Shared) {
+    pub(crate) fn wake_closed(&self, shared: &Shared, wakers: &mut Vec<OpWaker>) {
         publish_fence();
-        self.notify(shared);
+        self.notify(shared, wakers);
         if let Some(event) = self.event.get() {
             notify::signal(event);
         }
@@ -451,6 +470,7 @@ impl Pair {
             rings,
             wake: WakeWord::new(),
             waiter: Mutex::new(None),
+            task: Mutex::new(None),
             event: OnceLock::new(),
             orphan: Mutex::new(None),
             accepted: AtomicU64::new(0),
@@ -502,10 +522,43 @@ impl Pair {
     #[inline]
     pub fn batch(&mut self) -> PairBatch<'_> {
         PairBatch {
-            submitted: 0,
-            rings: 0,
+            staged: Staged::default(),
             pair: self,
         }
+    }
+
+    /// Accepts an op, which [`show`](Self::show) shows to the workers.
+    #[inline]
+    pub(crate) fn stage<'k>(
+        &mut self,
+        mut submission: Submission<'k>,
+        staged: &mut Staged,
+    ) -> Result<Ticket, Refused<Submission<'k>>> {
+        if staged.rings == 0 {
+            staged.since = self.engine.clock.raw();
+        }
+        let ring = ring_of(submission.op, submission.class);
+        match self.accept(ring, &mut submission, staged.since) {
+            Ok(ticket) => {
+                staged.rings |= 1 << ring;
+                Ok(ticket)
+            }
+            Err(reason) => {
+                self.count_refused();
+                let op = submission;
+                Err(Refused { reason, op })
+            }
+        }
+    }
+
+    /// Shows what was staged to the workers, by one publication. Whether there was something.
+    #[inline]
+    pub(crate) fn show(&mut self, staged: &mut Staged) -> bool {
+        let rings = mem::take(&mut staged.rings);
+        if rings != 0 {
+            self.publish(rings);
+        }
+        rings != 0
     }
 
     /// Accepts an op and takes its slot; or refuses it, and leaves it as it is.
@@ -716,12 +769,13 @@ impl Pair {
         }
         let engine = &*self.engine;
         let from = Submitter::Pair(&self.shared);
-        let mut wakers = Vec::new(); // Stays empty, and allocates nothing.
+        let mut wakers = Vec::new(); // Of a task that waits for this pair.
         let abandon = running == IfRunning::Abandon;
         match engine.abandon(from, ticket, Why::Cancel, abandon, &mut wakers) {
             Some(started) => {
                 publish_fence();
-                self.shared.notify(engine);
+                self.shared.notify(engine, &mut wakers);
+                wakers.into_iter().for_each(OpWaker::wake);
                 match started {
                     true => Cancel::Abandoned,
                     false => Cancel::NeverStarted,
@@ -835,6 +889,76 @@ impl Pair {
         }
     }
 
+    /// Whether a completion can be reaped, or nothing is in flight; else the task is woken when that may have changed. For
+    /// one task at a time: the last that asked.
+    ///
+    /// ```
+    /// # use moonring::{Engine, Submission, store::NullStore};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let engine = Engine::builder(std::sync::Arc::new(NullStore)).start()?;
+    /// let mut pair = engine.pair(64)?;
+    /// pair.submit(Submission::lookup("key"))?;
+    /// let completion = moonring::block_on(async {
+    ///     std::future::poll_fn(|cx| pair.poll_ready(cx)).await?;
+    ///     Ok::<_, moonring::WaitError>(pair.poll())
+    /// })?;
+    /// assert!(completion.is_some());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`WaitError`], but never [`WaitError::TimedOut`].
+    pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), WaitError>> {
+        if self.engine.is_forked() {
+            return Poll::Ready(Err(WaitError::Forked));
+        }
+        if self.in_flight() == 0 || self.has_ready(1) {
+            return Poll::Ready(Ok(()));
+        }
+        drop(self.set_task(Some(OpWaker::of(cx.waker()))));
+        let ready = self.await_ready();
+        if ready.is_ready() {
+            drop(self.set_task(None));
+        }
+        ready
+    }
+
+    /// Sets the waker of [`await_ready`](Self::await_ready). Returns the one before; dropping it runs the caller's code.
+    pub(crate) fn set_task(&mut self, waker: Option<OpWaker>) -> Option<OpWaker> {
+        self.shared.set_task(waker)
+    }
+
+    /// [`poll_ready`](Self::poll_ready), for a task whose waker is set.
+    pub(crate) fn await_ready(&mut self) -> Poll<Result<(), WaitError>> {
+        if self.engine.is_forked() {
+            return Poll::Ready(Err(WaitError::Forked));
+        }
+        if self.in_flight() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        self.shared.wake.announce(AWAITED);
+        let closed = self.engine.is_closed();
+        let ready = self.has_ready(1);
+        if !ready && !closed {
+            return Poll::Pending;
+        }
+        self.shared.wake.retract(AWAITED);
+        Poll::Ready(if ready {
+            Ok(())
+        } else {
+            Err(WaitError::ShutDown)
+        })
+    }
+
+    /// Whether nothing more is accepted.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.engine.is_closing()
+    }
+
+    pub(crate) fn is_forked(&self) -> bool {
+        self.engine.is_forked()
+    }
+
     fn has_ready(&self, n: usize) -> bool {
         (0..n).all(|i| self.shared.completions.has_ready(&self.owner.cursor, i))
     }
@@ -907,6 +1031,8 @@ impl Drop for Pair {
             rings |= u8::from(shown || waits) << ring;
         }
         self.publish(rings);
+        // The task that had the pair may be in its own waker.
+        drop(self.set_task(None));
         // Nobody arms it any more: who sleeps on it must not sleep for ever.
         if let Some(event) = self.shared.event.get() {
             notify::signal(event);
@@ -942,10 +1068,22 @@ impl fmt::Debug for Pair {
 #[derive(Debug)]
 pub struct PairBatch<'a> {
     pair: &'a mut Pair,
-    /// When the batch began, in ticks; read at the first push.
-    submitted: u64,
-    /// Rings with staged ops, a bit each.
+    staged: Staged,
+}
+
+/// Ops of a pair that were accepted and not shown.
+#[derive(Debug, Default)]
+pub(crate) struct Staged {
+    /// When the first of them was, in ticks.
+    since: u64,
+    /// Rings that have some, a bit each.
     rings: u8,
+}
+
+impl Staged {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rings == 0
+    }
 }
 
 impl PairBatch<'_> {
@@ -956,23 +1094,9 @@ impl PairBatch<'_> {
     #[inline]
     pub fn push<'k>(
         &mut self,
-        mut submission: Submission<'k>,
+        submission: Submission<'k>,
     ) -> Result<Ticket, Refused<Submission<'k>>> {
-        if self.rings == 0 {
-            self.submitted = self.pair.engine.clock.raw();
-        }
-        let ring = ring_of(submission.op, submission.class);
-        match self.pair.accept(ring, &mut submission, self.submitted) {
-            Ok(ticket) => {
-                self.rings |= 1 << ring;
-                Ok(ticket)
-            }
-            Err(reason) => {
-                self.pair.count_refused();
-                let op = submission;
-                Err(Refused { reason, op })
-            }
-        }
+        self.pair.stage(submission, &mut self.staged)
     }
 
     /// How many more ops can be pushed before completions must be reaped.
@@ -987,9 +1111,6 @@ impl PairBatch<'_> {
 impl Drop for PairBatch<'_> {
     #[inline]
     fn drop(&mut self) {
-        let rings = mem::take(&mut self.rings);
-        if rings != 0 {
-            self.pair.publish(rings);
-        }
+        self.pair.show(&mut self.staged);
     }
 }

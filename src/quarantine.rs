@@ -20,6 +20,7 @@ use moonring_rings::park::publish_fence;
 use moonring_rings::slots::{self, Ticket, Why};
 
 use crate::engine::Shared;
+use crate::inflight::OpTable;
 use crate::lane::CLIENTS;
 use crate::pair::PairShared;
 use crate::waker::OpWaker;
@@ -186,7 +187,14 @@ pub(crate) enum Submitter<'a> {
     Pair(&'a PairShared),
 }
 
-impl Submitter<'_> {
+impl<'a> Submitter<'a> {
+    fn table(self, engine: &'a Shared) -> &'a OpTable {
+        match self {
+            Submitter::Clients => &engine.clients.table,
+            Submitter::Pair(pair) => &pair.table,
+        }
+    }
+
     fn source(self) -> usize {
         match self {
             Submitter::Clients => CLIENTS,
@@ -209,10 +217,7 @@ impl Shared {
         running: bool,
         wakers: &mut Vec<OpWaker>,
     ) -> Option<bool> {
-        let table = match submitter {
-            Submitter::Clients => &self.clients.table,
-            Submitter::Pair(pair) => &pair.table,
-        };
+        let table = submitter.table(self);
         if ticket.index() as usize >= table.depth() {
             return None;
         }
@@ -345,7 +350,7 @@ impl Shared {
         let ended = self.abandon(submitter, ticket, Why::Deadline, false, wakers);
         if let (Some(_), Submitter::Pair(pair)) = (ended, submitter) {
             publish_fence();
-            pair.notify(self);
+            pair.notify(self, wakers);
         }
     }
 
@@ -353,26 +358,25 @@ impl Shared {
     /// queued may not be in its ring yet, and come to nothing: the rings tell of it.
     pub(crate) fn abandon_all(&self) {
         let mut wakers = Vec::new();
-        let mut sweep = |submitter: Submitter<'_>, table: &crate::inflight::OpTable| {
+        let sweep = |submitter: Submitter<'_>, wakers: &mut Vec<OpWaker>| {
+            let table = submitter.table(self);
             for index in 0..table.depth() as u32 {
                 // SAFETY: below the depth.
                 match unsafe { table.ops().pending(index) } {
                     Some((ticket, running)) if running || submitter.source() != CLIENTS => {
-                        self.abandon(submitter, ticket, Why::ShutDown, true, &mut wakers);
+                        self.abandon(submitter, ticket, Why::ShutDown, true, wakers);
                     }
                     _ => {}
                 }
             }
         };
-        sweep(Submitter::Clients, &self.clients.table);
+        sweep(Submitter::Clients, &mut wakers);
         for pair in self.pairs.all() {
-            sweep(Submitter::Pair(&pair), &pair.table);
+            sweep(Submitter::Pair(&pair), &mut wakers);
             publish_fence();
-            pair.notify(self);
+            pair.notify(self, &mut wakers);
         }
-        for waker in wakers {
-            waker.wake();
-        }
+        wakers.into_iter().for_each(OpWaker::wake);
     }
 
     /// What is in quarantine now.

@@ -20,7 +20,7 @@ use crate::Quarantined;
 use crate::engine::{Closing, Engine, Shared};
 use crate::lane::Group;
 use crate::signals::BlockedSignals;
-use crate::waker::quietly;
+use crate::waker::{OpWaker, quietly};
 use crate::worker;
 
 /// What becomes of ops that are queued when the engine is shut down.
@@ -111,9 +111,11 @@ pub(crate) fn shutdown(
     engine.abandon_all();
     engine.set_closed();
     engine.timer.end();
+    let mut wakers = Vec::new();
     for pair in engine.pairs.all() {
-        pair.wake_closed(engine);
+        pair.wake_closed(engine, &mut wakers);
     }
+    wakers.into_iter().for_each(OpWaker::wake);
     engine.clients.waiting().notify_all();
     let stuck = engine
         .working

@@ -134,15 +134,13 @@ impl Sweeper {
             now,
             wakers,
         );
-        for waker in wakers.drain(..) {
-            waker.wake();
-        }
         for pair in self.pairs.all() {
             if sweep(engine, Submitter::Pair(pair), &pair.table, now, wakers) {
                 publish_fence();
-                pair.notify(engine);
+                pair.notify(engine, wakers);
             }
         }
+        wakers.drain(..).for_each(OpWaker::wake);
         self.soonest(engine)
     }
 

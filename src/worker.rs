@@ -504,6 +504,10 @@ impl Worker {
         while let Some(late) = self.batch.take_late() {
             engine.expire(Submitter::Pair(pair), late.ticket, &mut self.wakers);
         }
+        if !self.wakers.is_empty() {
+            // As above.
+            self.wake(engine);
+        }
         !left || !self.words.is_empty()
     }
 
@@ -634,7 +638,7 @@ impl Worker {
         publish_fence();
         for run in self.batch.runs() {
             if let Some(pair) = self.pairs.taken(run.source) {
-                pair.notify(engine);
+                pair.notify(engine, &mut self.wakers);
             }
         }
         if !self.wakers.is_empty() {
@@ -645,9 +649,7 @@ impl Worker {
     /// Wakes those whose ops were completed: others' code, which may take its time.
     fn wake(&mut self, engine: &Shared) {
         self.aside(engine, &engine.groups[self.group], |this| {
-            for waker in this.wakers.drain(..) {
-                waker.wake();
-            }
+            this.wakers.drain(..).for_each(OpWaker::wake);
         });
     }
 
@@ -798,7 +800,7 @@ pub(crate) fn end_queued(engine: &Shared, pair: &PairShared, op: OpKind) -> usiz
 
 fn end_ring(engine: &Shared, pair: &PairShared, op: OpKind, class: Class) -> usize {
     let mut ended = 0;
-    let mut wakers = Vec::new(); // A pair's ops have none.
+    let mut wakers = Vec::new(); // Of a task that waits for the pair.
     loop {
         let Some(mut taker) = pair.ring(op, class).try_lock() else {
             // Somebody else is ending them.
@@ -806,6 +808,8 @@ fn end_ring(engine: &Shared, pair: &PairShared, op: OpKind, class: Class) -> usi
             continue;
         };
         let Some(word) = taker.pop() else {
+            drop(taker);
+            wakers.into_iter().for_each(OpWaker::wake);
             return ended;
         };
         drop(taker);
@@ -814,7 +818,7 @@ fn end_ring(engine: &Shared, pair: &PairShared, op: OpKind, class: Class) -> usi
         let done = engine.abandon(from, ticket, Why::ShutDown, false, &mut wakers);
         if done.is_some() {
             publish_fence();
-            pair.notify(engine);
+            pair.notify(engine, &mut wakers);
             ended += 1;
         }
     }
@@ -829,9 +833,7 @@ pub(crate) fn end_queued_clients(engine: &Shared, queue: &Queue) -> usize {
         let done = engine.abandon(from, ticket, Why::ShutDown, false, &mut wakers);
         ended += usize::from(done.is_some());
     }
-    for waker in wakers {
-        waker.wake();
-    }
+    wakers.into_iter().for_each(OpWaker::wake);
     ended
 }
 

@@ -21,6 +21,7 @@ mod park;
 mod ready;
 mod slots;
 mod spsc;
+mod task;
 
 use std::io::Write as _;
 use std::sync::Arc;
