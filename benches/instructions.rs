@@ -17,8 +17,8 @@ use std::task::{Context, Poll, Waker};
 
 use moonring::store::NullStore;
 use moonring::{
-    Client, Driver, Engine, EngineConfig, OpKind, Pair, Region, RegionOptions, SlotClass,
-    Submission,
+    Client, Done, Driver, Engine, EngineConfig, LocalClient, LocalOp, OpKind, Pair, Region,
+    RegionOptions, SlotClass, Submission,
 };
 
 /// Ops that warm everything up: the caches of no interest here, but all that is done only once.
@@ -36,6 +36,8 @@ const CASES: &[Case] = &[
     ("client-1", 1, None, client),
     ("client-32", 32, None, client),
     ("client-many-32", 32, None, client_many),
+    ("local-1", 1, None, local),
+    ("local-32", 32, None, local),
 ];
 
 /// All that is counted happens in here; callgrind knows it by its name.
@@ -151,6 +153,43 @@ fn count_futures<F: Future<Output = Result<bool, moonring::ClientError>>>(
         for place in &mut places {
             let future = place.as_mut().as_pin_mut().expect("set above");
             assert_eq!(future.poll(&mut context), Poll::Ready(Ok(true)));
+            place.set(None);
+        }
+    });
+}
+
+/// Futures over a pair, with its reactor's turns where a runtime has them.
+fn local(burst: usize) {
+    let (engine, mut driver) = engine(None, OpKind::Lookup);
+    let (client, reactor) = LocalClient::new(engine.pair(256).expect("a first pair"));
+    let mut reactor = std::pin::pin!(reactor);
+    // Leaked, as above.
+    let (client, keys): (&'static LocalClient, &'static [String]) =
+        (Box::leak(Box::new(client)), keys().leak());
+    let mut places: Vec<Pin<Box<Option<LocalOp<'_>>>>> =
+        (0..burst).map(|_| Box::pin(None)).collect();
+    let mut next = 0;
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(reactor.as_mut().poll(&mut context).is_pending());
+    count(burst, || {
+        for place in &mut places {
+            let key = &keys[next % keys.len()];
+            place.set(Some(client.submit(Submission::lookup(key))));
+            next += 1;
+            let future = place.as_mut().as_pin_mut().expect("just set");
+            assert!(future.poll(&mut context).is_pending());
+        }
+        // Shows them; finds nothing, and sleeps; is woken, and takes the ends.
+        assert!(reactor.as_mut().poll(&mut context).is_pending());
+        assert!(reactor.as_mut().poll(&mut context).is_pending());
+        assert!(driver.poll_once());
+        assert!(reactor.as_mut().poll(&mut context).is_pending());
+        for place in &mut places {
+            let future = place.as_mut().as_pin_mut().expect("set above");
+            let Poll::Ready(ended) = future.poll(&mut context) else {
+                panic!("woken, and not ready");
+            };
+            assert_eq!(ended.result, Ok(Done::Present));
             place.set(None);
         }
     });

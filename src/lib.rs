@@ -32,14 +32,15 @@
 //! - [`Region`] is the memory, allocated here or wrapped from the host's; [`SlotPool`] lends [`Slot`]s of it.
 //! - [`Engine::builder`] takes a store (see [`store`]), an [`EngineConfig`] (or all from JSON: [`L2Adapter`]) and regions.
 //! - A [`Pair`] is one thread's own rings: [`submit`](Pair::submit) or [`batch`](Pair::batch), then [`poll`](Pair::poll),
-//!   [`wait`](Pair::wait), or an [`event_fd`](Pair::event_fd) in the host's own loop.
+//!   [`wait`](Pair::wait), or an [`event_fd`](Pair::event_fd) in the host's own loop. A [`LocalClient`] makes its ops futures, for the tasks of
+//!   one thread.
 //! - A [`Client`] is for tasks: futures without a runtime, many keys at once, and [`blocking`](Client::blocking) twins.
 //! - [`Stats`] are read without making a worker wait, and so is [`Engine::health`]; with the feature `prometheus` they are
 //!   metrics, with `spans` each store call is a `tracing` span.
 //! - What can go wrong has a type for each kind of call: [`StartError`], [`SubmitError`], [`OpError`], [`WaitError`], [`ShutdownError`].
 //! - [`Engine::shutdown`] ends it, and tells what it could not free.
 //!
-//! The repository has hosts of every kind as examples (a hot loop, epoll, `AsyncFd`, axum, threads), and guides: `docs/embedding.md`,
+//! The repository has hosts of every kind as examples (a hot loop, epoll, `AsyncFd`, tasks of one thread, axum, threads), and guides: `docs/embedding.md`,
 //! `docs/operating.md`, `docs/configuration.md`, `docs/errors.md`.
 //!
 //! ```
@@ -93,6 +94,7 @@ mod key;
 mod lane;
 mod linger;
 mod live;
+mod local;
 mod memory;
 #[cfg(feature = "prometheus")]
 pub mod metrics;
@@ -127,6 +129,7 @@ pub use future::block_on;
 pub use hand_clock::HandClock;
 pub use health::{Health, HealthState};
 pub use key::INLINE_KEY;
+pub use local::{LocalClient, LocalOp, Reactor};
 pub use moonring_rings::slots::Ticket;
 pub use notify::EventFd;
 pub use op::{OpKind, StoreOutcome};

@@ -5,13 +5,17 @@ mod common_b;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::backtrace::Backtrace;
 use std::cell::Cell;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use common_b::*;
 use moonring::store::{NullStore, Store};
-use moonring::{Client, Engine, Pair, Returned, Slot, StoreOutcome, Submission, block_on};
+use moonring::{
+    Client, Engine, LocalClient, Pair, Reactor, Returned, Slot, StoreOutcome, Submission, block_on,
+};
 
 /// Counts what all threads allocate and free while it is told to.
 struct Watching;
@@ -94,6 +98,7 @@ struct Bench {
     slots: Vec<Slot>,
     pair: Pair,
     client: Client,
+    local: (LocalClient, Pin<Box<Reactor>>),
     /// Stores and deletes too: the store allocates nothing for them.
     writes: bool,
     there: Vec<Result<bool, moonring::ClientError>>,
@@ -113,11 +118,13 @@ impl Bench {
         }
         let (region, pool) = slots(128, OPS);
         let engine = Engine::builder(store).region(region).start().unwrap();
+        let (local, reactor) = LocalClient::new(engine.pair(OPS / 2).unwrap());
         Self {
             keys,
             slots: (0..OPS).map(|_| pool.lend(128).unwrap()).collect(),
             pair: engine.pair(64).unwrap(),
             client: engine.client(),
+            local: (local, Box::pin(reactor)),
             writes,
             there: Vec::new(),
             got: Vec::new(),
@@ -197,6 +204,35 @@ impl Bench {
         }
     }
 
+    /// A pair's ops as futures, with their reactor, all polled in turn as a runtime would.
+    fn local(&mut self, round: u64) {
+        let (client, reactor) = &mut self.local;
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut ops = [const { None }; OPS];
+        for (i, place) in ops.iter_mut().enumerate() {
+            let key = &self.keys[((round * 3 + i as u64) % 255) as usize];
+            let op = match i % 2 {
+                0 => Submission::lookup(key),
+                _ => Submission::retrieve(key, self.slots.pop().unwrap()),
+            };
+            *place = Some(client.submit(op));
+        }
+        // More than there are credits for: some wait for one.
+        while ops.iter().any(Option::is_some) {
+            for place in &mut ops {
+                if let Some(op) = place
+                    && let Poll::Ready(done) = Pin::new(op).poll(&mut cx)
+                {
+                    assert!(done.result.is_ok());
+                    self.slots.extend(done.slot);
+                    *place = None;
+                }
+            }
+            assert!(reactor.as_mut().poll(&mut cx).is_pending());
+            std::thread::yield_now();
+        }
+    }
+
     /// The batch forms.
     fn many(&mut self, round: u64) {
         let start = (round * 3) as usize % (255 - OPS);
@@ -245,6 +281,14 @@ fn nothing_is_allocated(warm_ops: u64, ops: u64) {
             watched,
             |round| {
                 bench.pair(round, true);
+            },
+        );
+        allocates_nothing(
+            &format!("{name}, a pair's futures"),
+            warm,
+            watched,
+            |round| {
+                bench.local(round);
             },
         );
         allocates_nothing(&format!("{name}, client"), warm, watched, |round| {

@@ -19,7 +19,7 @@ use condvar::CondvarEngine;
 use measure::{
     Core, Effort, Outcome, Side, Turn, alternate, closed_loop, core, keys, pin, round_trips,
 };
-use path::{OnPair, PingPong, engine, tasks};
+use path::{OnPair, PingPong, client_tasks, engine, local_tasks};
 use sketch::Sketch;
 use stores::Stores;
 
@@ -155,6 +155,14 @@ const ROWS: &[Row] = &[
         rival: Rival::Fast(3.2e6),
         unit: Unit::Rate,
         run: |e| condvar(e, 32, 1),
+    },
+    Row {
+        what: "local client, 256 tasks that await",
+        against: "pair, one op a submit",
+        bar: Bar::AtLeast(0.4, 0.7),
+        rival: Rival::Any,
+        unit: Unit::Rate,
+        run: local_client,
     },
     Row {
         what: "client, 256 tasks that await",
@@ -312,8 +320,21 @@ fn client(effort: Effort, burst: usize) -> Outcome {
     pin(last);
     alternate(
         effort,
-        || tasks(&client, keys, IN_FLIGHT / burst, burst, effort.turn),
+        || client_tasks(&client, keys, IN_FLIGHT / burst, burst, effort.turn),
         || closed_loop(&mut pair, burst, effort.turn),
+    )
+}
+
+fn local_client(effort: Effort) -> Outcome {
+    let keys: &'static [String] = keys().leak();
+    let (first, last) = (core(Core::First), core(Core::Last));
+    let engine = engine(1, first);
+    let mut pair = OnPair::new(&engine, keys, IN_FLIGHT);
+    pin(last);
+    alternate(
+        effort,
+        || local_tasks(&engine, keys, IN_FLIGHT, IN_FLIGHT, effort.turn),
+        || closed_loop(&mut pair, 1, effort.turn),
     )
 }
 

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use crossbeam_utils::CachePadded;
 use moonring::config::CoreChoice;
 use moonring::store::NullStore;
-use moonring::{Client, Engine, EngineConfig, OpKind, Pair, Submission};
+use moonring::{Client, Done, Engine, EngineConfig, LocalClient, OpKind, Pair, Submission};
+use tokio::task::LocalSet;
 
 use crate::measure::{Side, Turn, interruptions, pin};
 
@@ -70,33 +71,27 @@ impl Side for OnPair<'_> {
 }
 
 /// So many tasks on tokio's current-thread runtime, each with lookups of `burst` keys one after the other; ops per second.
-pub fn tasks(
-    client: &Client,
-    keys: &'static [String],
+/// `make` gives a task its way to look up the keys from a number on, and spawns what that needs.
+pub fn tasks<L: AsyncFnMut(usize) + 'static>(
+    keys: usize,
     tasks: usize,
     burst: usize,
     turn: Duration,
+    make: impl FnOnce(&LocalSet) -> Vec<L>,
 ) -> Turn {
     let runtime = tokio::runtime::Builder::new_current_thread().build();
     let runtime = runtime.expect("a runtime without drivers");
     let (done, stop) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
-    let local = tokio::task::LocalSet::new();
+    let local = LocalSet::new();
     let before = interruptions();
     let started = Instant::now();
-    for task in 0..tasks {
-        let (client, done, stop) = (client.clone(), Rc::clone(&done), Rc::clone(&stop));
+    for (task, mut lookup) in make(&local).into_iter().enumerate() {
+        let (done, stop) = (Rc::clone(&done), Rc::clone(&stop));
         local.spawn_local(async move {
             let mut next = task * burst;
-            let mut there = Vec::with_capacity(burst);
             while !stop.get() {
-                let at = next % keys.len();
+                lookup(next % keys).await;
                 next += tasks * burst;
-                if burst == 1 {
-                    assert_eq!(client.lookup(&keys[at]).await, Ok(true));
-                } else {
-                    client.lookup_many(&keys[at..at + burst], &mut there).await;
-                    assert!(there.iter().all(|is| *is == Ok(true)));
-                }
                 done.set(done.get() + burst as u64);
                 if done.get() % 2048 == 0 && started.elapsed() >= turn {
                     stop.set(true);
@@ -108,6 +103,54 @@ pub fn tasks(
     let value = done.get() as f64 / started.elapsed().as_secs_f64();
     let calm = interruptions() == before;
     Turn { value, calm }
+}
+
+/// Tasks of a client.
+pub fn client_tasks(
+    client: &Client,
+    keys: &'static [String],
+    n: usize,
+    burst: usize,
+    turn: Duration,
+) -> Turn {
+    tasks(keys.len(), n, burst, turn, |_| {
+        let task = |_| {
+            let client = client.clone();
+            let mut there = Vec::with_capacity(burst);
+            async move |at: usize| {
+                if burst == 1 {
+                    assert_eq!(client.lookup(&keys[at]).await, Ok(true));
+                } else {
+                    client.lookup_many(&keys[at..at + burst], &mut there).await;
+                    assert!(there.iter().all(|is| *is == Ok(true)));
+                }
+            }
+        };
+        (0..n).map(task).collect()
+    })
+}
+
+/// Tasks that share a pair: its ops as futures.
+pub fn local_tasks(
+    engine: &Engine,
+    keys: &'static [String],
+    n: usize,
+    depth: usize,
+    turn: Duration,
+) -> Turn {
+    tasks(keys.len(), n, 1, turn, |local| {
+        let pair = engine.pair(depth).expect("there are few pairs");
+        let (client, reactor) = LocalClient::new(pair);
+        local.spawn_local(reactor);
+        let task = |_| {
+            let client = client.clone();
+            async move |at: usize| {
+                let found = client.submit(Submission::lookup(&keys[at])).await;
+                assert_eq!(found.result, Ok(Done::Present));
+            }
+        };
+        (0..n).map(task).collect()
+    })
 }
 
 /// A ping-pong of two threads over two cache lines: the other one's side, until this is dropped.

@@ -48,6 +48,17 @@ fn async_fd() {
 }
 
 #[test]
+fn local_tasks() {
+    let _watchdog = watchdog();
+    let said = run(env!("CARGO_BIN_EXE_local_tasks"), &[]);
+    // 40 requests at a time, for 10 prompts: what the first four of each compute at once is there ever after.
+    assert_says(&said, &[" of 6400 blocks were there, "]);
+    let hits: usize = said.split(' ').next().unwrap().parse().unwrap();
+    assert!((5760..=6240).contains(&hits), "{said}");
+    assert_says(&said, &[&format!("{} ops", 6400 + 6400 - hits)]);
+}
+
+#[test]
 fn threads() {
     let _watchdog = watchdog();
     let said = run(env!("CARGO_BIN_EXE_threads"), &[]);

@@ -1,0 +1,602 @@
+//! Ops of a pair as futures, for the tasks of one thread.
+//!
+//! The tasks of a thread share one pair. A future stages its op; the **reactor**, a task of its own, shows what was staged by one
+//! publication, reaps what has ended, and wakes the tasks it belongs to. That is done on their own thread, where a wake is a push to the
+//! runtime's own queue: no lock, no system call. Of a worker's wakes there is one for all that has come, the reactor's.
+//!
+//! ```text
+//!   a task                              the reactor                           a worker
+//!   stage the op                        show what is staged
+//!   the reactor sleeps? wake it         reap: results to their cells
+//!   Pending                             anything done? wake the tasks,
+//!                                         and be polled again after them
+//!                                       nothing: announce, look again   ◀──── completions; announced? wake it
+//!                                       sleep
+//! ```
+//!
+//! # The cells
+//! An op has a **cell** from its staging until its future has taken the result; so a future that is kept and not polled keeps its credit.
+//!
+//! ```text
+//!          stage               the terminal notice              the future is polled
+//!   FREE ─────────▶ PENDING ───────────────────────▶ ENDED ───────────────────────────▶ FREE
+//!                      │ the future is dropped          │ the future is dropped            ▲
+//!                      ▼                                └──────────────────────────────────┤
+//!                   GIVEN UP ──────────────────────────────────────────────────────────────┘
+//!                              the terminal notice
+//! ```
+//! Without a free cell, or a credit of the pair (an op in quarantine keeps that, not its cell), an op waits in a queue. Who is **called** from
+//! its front has one kept for it until it comes or is dropped.
+//!
+//! # What is others' code
+//! Wakers are cloned, woken and dropped while nobody has the core borrowed: dropping one may drop a task with a future of ours in it.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::fmt;
+use std::mem;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use crate::pair::Staged;
+use crate::waker::OpWaker;
+use crate::{
+    ClientError, Completion, Done, OpError, Pair, Returned, Slot, Submission, SubmitError, Ticket,
+    WaitError,
+};
+
+/// A pair whose ops are futures, for all tasks of one thread: the way to the engine for a runtime of one thread, or one a core.
+///
+/// Cheaper than a [`Client`](crate::Client), whose futures may be anywhere: what the tasks of one turn submit is shown to the workers
+/// together, and tasks are woken on their own thread. Not `Send`; make the pair on the thread that will use it. Clones
+/// share the pair and its [`depth`](Pair::depth).
+///
+/// **Its [`Reactor`] must be spawned** on the same thread. Without it all works, but a future that waits asks to be polled again and
+/// again.
+///
+/// # Futures
+/// An op is accepted when [`submit`](LocalClient::submit) is called, if a credit is free, and shown to the workers when the reactor has its
+/// turn. Without a free credit the future waits for one when it is polled; credits go to those who wait, in their order. A future
+/// keeps its credit until it is polled after its op has ended, or dropped.
+/// **Dropping a future does not cancel its op**: it goes on, and slot and credit return by themselves.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use moonring::{Done, Engine, LocalClient, Submission, store::NullStore};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let engine = Engine::builder(Arc::new(NullStore)).start()?;
+/// let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+/// let tasks = tokio::task::LocalSet::new();
+/// let (client, reactor) = LocalClient::new(engine.pair(256)?);
+/// tasks.spawn_local(reactor);
+/// let found = tasks.run_until(async move { client.submit(Submission::lookup("key")).await });
+/// assert_eq!(runtime.block_on(found).result?, Done::Present);
+/// # Ok(()) }
+/// ```
+pub struct LocalClient(Rc<RefCell<Core>>);
+
+/// What moves a [`LocalClient`]'s ops: a future to be spawned on its thread. Ends when all clones of the client are gone.
+///
+/// Dropping it earlier leaves the client's futures to themselves: see there.
+#[must_use = "a local client's ops are moved by its reactor: spawn it"]
+pub struct Reactor(Rc<RefCell<Core>>);
+
+/// An op of a [`LocalClient`].
+#[must_use = "the op goes on by itself, but nobody learns how it ended"]
+pub struct LocalOp<'a> {
+    client: &'a LocalClient,
+    state: State<'a>,
+}
+
+struct Core {
+    pair: Pair,
+    staged: Staged,
+    cells: Box<[Cell]>,
+    free: Vec<u32>,
+    waiting: VecDeque<Waiting>,
+    next_place: u64,
+    /// How many were called and have not come.
+    called: usize,
+    reactor: Presence,
+    /// To be woken once the core is let go.
+    wakers: Vec<OpWaker>,
+}
+
+enum Cell {
+    Free,
+    Pending(Ticket, Option<OpWaker>),
+    Ended(Result<Done, OpError>, Option<Slot>),
+    GivenUp(Ticket),
+}
+
+impl Cell {
+    /// Whether it waits for the end of this op.
+    #[inline]
+    fn is_of(&self, op: Ticket) -> bool {
+        match self {
+            Cell::Pending(ticket, _) | Cell::GivenUp(ticket) => *ticket == op,
+            Cell::Free | Cell::Ended(..) => false,
+        }
+    }
+}
+
+/// An op in the queue. Places only grow.
+struct Waiting {
+    place: u64,
+    waker: OpWaker,
+}
+
+enum Presence {
+    Absent,
+    /// It has been woken, or asked for another turn.
+    Awake,
+    Asleep(OpWaker),
+}
+
+enum State<'k> {
+    /// No credit yet; its place in the queue, if it has been polled.
+    Waiting(Submission<'k>, Option<u64>),
+    /// By its cell.
+    InFlight(u32),
+    Refused(SubmitError, Option<Slot>),
+    Taken,
+}
+
+/// Has the core for `f`, and wakes who is to be woken after that.
+fn with<R>(core: &RefCell<Core>, f: impl FnOnce(&mut Core) -> R) -> R {
+    let mut borrowed = core.borrow_mut();
+    let result = f(&mut borrowed);
+    if !borrowed.wakers.is_empty() {
+        let mut wakers = mem::take(&mut borrowed.wakers);
+        drop(borrowed);
+        wakers.drain(..).for_each(OpWaker::wake);
+        // Its room is used again.
+        core.borrow_mut().wakers = wakers;
+    }
+    result
+}
+
+impl LocalClient {
+    /// Makes a pair into a client and its reactor. What the pair has in flight goes on, and nobody is told how it ends.
+    pub fn new(pair: Pair) -> (Self, Reactor) {
+        let depth = pair.depth();
+        let core = Core {
+            pair,
+            staged: Staged::default(),
+            cells: (0..depth).map(|_| Cell::Free).collect(),
+            free: (0..depth as u32).rev().collect(),
+            waiting: VecDeque::new(),
+            next_place: 0,
+            called: 0,
+            reactor: Presence::Absent,
+            wakers: Vec::with_capacity(depth),
+        };
+        let core = Rc::new(RefCell::new(core));
+        (Self(Rc::clone(&core)), Reactor(core))
+    }
+
+    /// Submits an op. Its [`user_data`](Submission::user_data) is not used.
+    ///
+    /// How it ended, and its slot, come when the future is awaited; an op that was refused gives its slot back there.
+    #[inline]
+    pub fn submit<'a>(&'a self, submission: Submission<'a>) -> LocalOp<'a> {
+        let state = with(&self.0, |core| core.start(submission));
+        LocalOp {
+            client: self,
+            state,
+        }
+    }
+
+    /// How many ops can be in flight.
+    pub fn depth(&self) -> usize {
+        self.0.borrow().cells.len()
+    }
+
+    /// How many ops could be submitted now without waiting.
+    pub fn credits(&self) -> usize {
+        let core = self.0.borrow();
+        core.credits().saturating_sub(core.called)
+    }
+}
+
+impl Clone for LocalClient {
+    fn clone(&self) -> Self {
+        Self(Rc::clone(&self.0))
+    }
+}
+
+impl Drop for LocalClient {
+    fn drop(&mut self) {
+        // The last but the reactor.
+        if Rc::strong_count(&self.0) == 2 {
+            with(&self.0, Core::wake_reactor);
+        }
+    }
+}
+
+impl Core {
+    /// Free cells that have a credit.
+    fn credits(&self) -> usize {
+        self.free.len().min(self.pair.credits())
+    }
+
+    #[inline]
+    fn start<'k>(&mut self, submission: Submission<'k>) -> State<'k> {
+        match self.credits() > self.called || self.pair.is_closing() {
+            true => self.stage(submission),
+            false => State::Waiting(submission, None),
+        }
+    }
+
+    #[inline]
+    fn stage<'k>(&mut self, mut submission: Submission<'k>) -> State<'k> {
+        let cell = self.free.last().copied();
+        submission.user_data = cell.map_or(u64::MAX, u64::from);
+        match (self.pair.stage(submission, &mut self.staged), cell) {
+            (Ok(ticket), Some(cell)) => {
+                self.free.pop();
+                self.cells[cell as usize] = Cell::Pending(ticket, None);
+                self.wake_reactor();
+                State::InFlight(cell)
+            }
+            // Accepted without a cell: can't be, for there are as many cells as credits, and who is called finds both.
+            (Ok(_), None) => State::Taken,
+            (Err(refused), _) => State::Refused(refused.reason, refused.op.into_slot()),
+        }
+    }
+
+    /// There is something for the reactor to do.
+    #[inline]
+    fn wake_reactor(&mut self) {
+        match mem::replace(&mut self.reactor, Presence::Awake) {
+            Presence::Awake => {}
+            Presence::Asleep(waker) => self.wakers.push(waker),
+            Presence::Absent => {
+                self.reactor = Presence::Absent;
+                self.pair.show(&mut self.staged);
+            }
+        }
+    }
+
+    /// Shows what is staged, and takes what has ended. Whether there was anything.
+    fn turn(&mut self) -> bool {
+        let mut any = self.pair.show(&mut self.staged);
+        while let Some(completion) = self.pair.poll() {
+            any = true;
+            self.settle(completion);
+        }
+        if any {
+            self.call();
+        }
+        any
+    }
+
+    fn settle(&mut self, completion: Completion) {
+        let index = completion.user_data as usize;
+        // A release, or an op that the pair had in flight before, has no cell.
+        match self.cells.get_mut(index) {
+            Some(cell @ Cell::GivenUp(_)) if cell.is_of(completion.ticket) => {
+                *cell = Cell::Free;
+                self.free.push(index as u32);
+            }
+            Some(cell) if cell.is_of(completion.ticket) => {
+                let ended = Cell::Ended(completion.result, completion.slot);
+                if let Cell::Pending(_, waker) = mem::replace(cell, ended) {
+                    self.wakers.extend(waker);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Calls those who wait, as many as there are credits; all, where each will be refused.
+    #[inline]
+    fn call(&mut self) {
+        while !self.waiting.is_empty() && (self.credits() > self.called || self.pair.is_closing()) {
+            self.called += 1;
+            let first = self.waiting.pop_front();
+            self.wakers.extend(first.map(|first| first.waker));
+        }
+    }
+
+    /// Whether the place is in the queue no more.
+    fn is_called(&self, place: u64) -> bool {
+        self.waiting.front().is_none_or(|first| first.place > place)
+    }
+
+    /// Takes a place out of the queue. Returns its waker, if it was in it.
+    fn leave(&mut self, place: u64) -> Option<Waiting> {
+        if self.is_called(place) {
+            self.called -= 1;
+            self.call();
+            return None;
+        }
+        let at = self.waiting.iter().position(|it| it.place == place)?;
+        self.waiting.remove(at)
+    }
+
+    /// The end of an op, if it has come.
+    #[inline]
+    fn take(&mut self, index: u32) -> Option<(Result<Done, OpError>, Option<Slot>)> {
+        let cell = &mut self.cells[index as usize];
+        match mem::replace(cell, Cell::Free) {
+            Cell::Ended(result, slot) => {
+                self.free.push(index);
+                self.call();
+                Some((result, slot))
+            }
+            other => {
+                *cell = other;
+                None
+            }
+        }
+    }
+
+    /// Whether the op's waker wakes this task already.
+    fn knows(&self, index: u32, waker: &Waker) -> bool {
+        match &self.cells[index as usize] {
+            Cell::Pending(_, Some(known)) => known.will_wake(waker),
+            _ => false,
+        }
+    }
+
+    /// Sets the waker of an op that is pending. Returns the one before, or this one where it is not.
+    fn set_waker(&mut self, index: u32, waker: OpWaker) -> Option<OpWaker> {
+        match &mut self.cells[index as usize] {
+            Cell::Pending(_, known) => known.replace(waker),
+            _ => Some(waker),
+        }
+    }
+
+    /// Nobody waits for the op any more. What is left of it is to be dropped.
+    fn give_up(&mut self, index: u32) -> Cell {
+        let cell = &mut self.cells[index as usize];
+        let before = mem::replace(cell, Cell::Free);
+        match &before {
+            Cell::Pending(ticket, _) => *cell = Cell::GivenUp(*ticket),
+            _ => {
+                self.free.push(index);
+                self.call();
+            }
+        }
+        before
+    }
+
+    /// The reactor is gone: all who wait look for themselves.
+    fn go_without_reactor(&mut self) -> Presence {
+        self.pair.show(&mut self.staged);
+        for cell in &mut self.cells {
+            if let Cell::Pending(_, waker) = cell {
+                self.wakers.extend(waker.take());
+            }
+        }
+        // They keep their places, and are in nobody's hands: each asks for its next turn itself.
+        let waiting = self.waiting.iter_mut();
+        let noop = || OpWaker::of(Waker::noop());
+        self.wakers
+            .extend(waiting.map(|it| mem::replace(&mut it.waker, noop())));
+        mem::replace(&mut self.reactor, Presence::Absent)
+    }
+}
+
+impl LocalOp<'_> {
+    fn is_alone(&self) -> bool {
+        matches!(self.client.0.borrow().reactor, Presence::Absent)
+    }
+
+    #[inline]
+    fn poll_in_flight(&mut self, index: u32, cx: &mut Context<'_>) -> Poll<Returned<Done>> {
+        let core = &self.client.0;
+        let alone = self.is_alone();
+        if alone {
+            with(core, Core::turn);
+        }
+        if let Some((result, slot)) = with(core, |core| core.take(index)) {
+            self.state = State::Taken;
+            let result = result.map_err(ClientError::Failed);
+            return Poll::Ready(Returned { result, slot });
+        }
+        if !core.borrow().knows(index, cx.waker()) {
+            let waker = OpWaker::of(cx.waker());
+            let before = core.borrow_mut().set_waker(index, waker);
+            drop(before);
+        }
+        if alone {
+            cx.waker().wake_by_ref();
+        }
+        Poll::Pending
+    }
+
+    /// One that has no credit, or never will.
+    #[cold]
+    fn poll_others(&mut self, cx: &mut Context<'_>) -> Poll<Returned<Done>> {
+        let core = &self.client.0;
+        let alone = self.is_alone();
+        if alone {
+            with(core, Core::turn);
+        }
+        self.state = match mem::replace(&mut self.state, State::Taken) {
+            State::Waiting(submission, None) => {
+                let waker = OpWaker::of(cx.waker());
+                with(core, |core| match core.start(submission) {
+                    State::Waiting(submission, _) => {
+                        let place = core.next_place;
+                        core.next_place += 1;
+                        core.waiting.push_back(Waiting { place, waker });
+                        State::Waiting(submission, Some(place))
+                    }
+                    started => started,
+                })
+            }
+            State::Waiting(submission, Some(place)) => {
+                let waker = OpWaker::of(cx.waker());
+                let (state, before) = with(core, |core| {
+                    if core.is_called(place) {
+                        core.called -= 1;
+                        return (core.stage(submission), Some(waker));
+                    }
+                    let it = core.waiting.iter_mut().find(|it| it.place == place);
+                    let before = it.map(|it| mem::replace(&mut it.waker, waker));
+                    (State::Waiting(submission, Some(place)), before)
+                });
+                drop(before);
+                state
+            }
+            other => other,
+        };
+        match mem::replace(&mut self.state, State::Taken) {
+            State::InFlight(index) => {
+                self.state = State::InFlight(index);
+                self.poll_in_flight(index, cx)
+            }
+            State::Refused(reason, slot) => Poll::Ready(Returned {
+                result: Err(reason.into()),
+                slot,
+            }),
+            waiting @ State::Waiting(..) => {
+                self.state = waiting;
+                if alone {
+                    cx.waker().wake_by_ref();
+                }
+                Poll::Pending
+            }
+            // Polled again after its end: there is nothing to wait for, and panicking is not for a library.
+            State::Taken => Poll::Pending,
+        }
+    }
+
+    /// How it ends in a forked child. A slot that was accepted is the parent's.
+    #[cold]
+    fn forked(&mut self) -> Poll<Returned<Done>> {
+        let (result, slot) = match mem::replace(&mut self.state, State::Taken) {
+            State::Waiting(submission, _) => {
+                (Err(SubmitError::Forked.into()), submission.into_slot())
+            }
+            State::InFlight(_) => (Err(ClientError::Failed(OpError::Forked)), None),
+            State::Refused(reason, slot) => (Err(reason.into()), slot),
+            State::Taken => return Poll::Pending,
+        };
+        Poll::Ready(Returned { result, slot })
+    }
+}
+
+impl Future for LocalOp<'_> {
+    type Output = Returned<Done>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Returned<Done>> {
+        let this = &mut *self;
+        if this.client.0.borrow().pair.is_forked() {
+            return this.forked();
+        }
+        match this.state {
+            State::InFlight(index) => this.poll_in_flight(index, cx),
+            _ => this.poll_others(cx),
+        }
+    }
+}
+
+impl Drop for LocalOp<'_> {
+    fn drop(&mut self) {
+        match self.state {
+            State::InFlight(index) => {
+                let left = with(&self.client.0, |core| core.give_up(index));
+                drop(left);
+            }
+            State::Waiting(_, Some(place)) => {
+                let left = with(&self.client.0, |core| core.leave(place));
+                drop(left);
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Future for Reactor {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let core = &self.0;
+        loop {
+            if Rc::strong_count(core) == 1 || core.borrow().pair.is_forked() {
+                return Poll::Ready(());
+            }
+            let (any, before) = with(core, |core| {
+                let before = mem::replace(&mut core.reactor, Presence::Awake);
+                (core.turn(), before)
+            });
+            drop(before);
+            if any {
+                // Those who were woken come first; what they submit is then shown together.
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            let wakers = [(); 2].map(|()| OpWaker::of(cx.waker()));
+            let (sleeps, before) = with(core, |core| core.sleep(wakers));
+            drop(before);
+            if sleeps {
+                return Poll::Pending;
+            }
+        }
+    }
+}
+
+impl Core {
+    /// The reactor sleeps until one of these is woken, by a worker or a task; false where there is something to do. What is
+    /// returned is to be dropped.
+    fn sleep(&mut self, wakers: [OpWaker; 2]) -> (bool, [Option<OpWaker>; 2]) {
+        let [worker, task] = wakers;
+        let before = self.pair.set_task(Some(worker));
+        if !self.staged.is_empty() {
+            return (false, [before, Some(task)]);
+        }
+        match self.pair.await_ready() {
+            Poll::Ready(Ok(())) if self.pair.in_flight() > 0 => {
+                return (false, [before, Some(task)]);
+            }
+            // Whoever waits for a credit would be refused.
+            Poll::Ready(Err(WaitError::ShutDown)) => self.call(),
+            // Woken by a worker; or only by a task, where nothing is in flight.
+            _ => {}
+        }
+        self.reactor = Presence::Asleep(task);
+        (true, [before, None])
+    }
+}
+
+impl Drop for Reactor {
+    fn drop(&mut self) {
+        let before = with(&self.0, Core::go_without_reactor);
+        drop(before);
+    }
+}
+
+impl fmt::Debug for LocalClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocalClient")
+            .field("depth", &self.depth())
+            .field("credits", &self.credits())
+            .finish()
+    }
+}
+
+impl fmt::Debug for Reactor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reactor")
+            .field("clients", &(Rc::strong_count(&self.0) - 1))
+            .finish()
+    }
+}
+
+impl fmt::Debug for LocalOp<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = match self.state {
+            State::Waiting(..) => "waiting",
+            State::InFlight(_) => "in flight",
+            State::Refused(..) => "refused",
+            State::Taken => "taken",
+        };
+        f.debug_struct("LocalOp").field("state", &state).finish()
+    }
+}
