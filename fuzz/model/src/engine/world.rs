@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use moonring::{
     Cancel, Class, Client, ClientError, Done, Driver, Engine, EngineConfig, HandClock, IfRunning,
-    LaneHealth, OpError, OpKind, Pair, PairError, Region, RegionOptions, Shutdown, ShutdownError,
-    Slot, SlotClass, SlotPool, StoreOutcome, Submission, SubmitError, Ticket,
+    OpError, OpKind, Pair, PairError, Region, RegionOptions, Shutdown, ShutdownError, Slot,
+    SlotClass, SlotPool, StoreOutcome, Submission, Ticket,
 };
 
 use super::model::{
@@ -71,6 +71,8 @@ struct World {
     waiting: RefCell<Vec<Waiting>>,
     /// The calls under way: the innermost last.
     calls: RefCell<Vec<(Call, Orders)>>,
+    /// By kind: most calls of it fail on the way now.
+    is_down: RefCell<[bool; 4]>,
     /// What went wrong inside a call, where the engine would take it for a panic of the store.
     failure: RefCell<Option<Box<dyn std::any::Any + Send>>>,
     filled: RefCell<u8>,
@@ -154,9 +156,15 @@ impl World {
             .max_pairs(max_pairs)
             .max_key(300)
             .long_keys(long_keys)
-            .quarantine_percent(percent)
-            // Circuits are another state machine, with its own tests.
-            .fail_fast_after(0);
+            .quarantine_percent(percent);
+        let (mut fail_fast, mut pause_ms, mut is_down) = (0, 1, [false; 4]);
+        if layout & 16 != 0 {
+            fail_fast = input.one_of(&[1, 2, 2, 3]);
+            pause_ms = input.one_of(&[1, 1, 2, 4]);
+            let down = input.byte();
+            is_down = std::array::from_fn(|kind| down & 1 << kind != 0);
+        }
+        config = config.fail_fast_after(fail_fast).fail_fast_ms(pause_ms);
         let mut timeouts = [None; 4];
         for op in OpKind::ALL {
             if layout & 8 != 0 && op != Delete {
@@ -190,12 +198,15 @@ impl World {
         assert_eq!(drivers.len(), groups.len());
         let knobs = Knobs {
             groups,
+            max_batch,
             max_bytes,
             ring_depth,
             max_pairs,
             max_key: 300,
             long_keys,
             timeouts,
+            fail_fast,
+            pause: u64::from(pause_ms) * 1_000_000,
             quarantine_limit: REGION / 100 * percent as usize,
         };
         let (mut clients, plain) = (Vec::new(), engine.client());
@@ -247,6 +258,7 @@ impl World {
             pairs: RefCell::default(),
             waiting: RefCell::default(),
             calls: RefCell::default(),
+            is_down: RefCell::new(is_down),
             failure: RefCell::default(),
             filled: RefCell::new(1),
             says: std::env::var_os("MOONRING_SAY").is_some(),
@@ -290,7 +302,12 @@ impl World {
     }
 
     fn step(&self) {
-        match self.below(16) {
+        let mut what = self.below(16);
+        if self.fails_fast() {
+            // Circuits want calls and time, and fewer ops.
+            what = [0, 0, 4, 4, 4, 4, 7, 7, 8, 9, 9, 11, 12, 13, 14, 15][what];
+        }
+        match what {
             0..=3 => self.submit(),
             4..=6 => self.poll(),
             7 => self.clock(),
@@ -300,6 +317,7 @@ impl World {
             12 => self.open_or_drop(),
             13 if !self.clients.is_empty() => self.start_future(),
             14 if !self.clients.is_empty() => self.use_future(),
+            15 if self.fails_fast() => self.go_down_or_up(),
             15 => self.look_at_counts(),
             _ => self.submit(),
         }
@@ -409,7 +427,11 @@ impl World {
         }
         let which = self.below(pairs.len());
         let submitter = &mut pairs[which];
-        let n = 1 + self.below(8);
+        let most = match self.fails_fast() {
+            true => 4,
+            false => 8,
+        };
+        let n = 1 + self.below(most);
         let mut batch = submitter.pair.batch();
         let mut rings = Vec::new();
         let mut submitted = 0;
@@ -498,12 +520,8 @@ impl World {
         let Ok(mut hand) = self.drivers[driver].try_borrow_mut() else {
             return; // It makes the call that this is inside of.
         };
-        let bound = |lane: &LaneHealth| lane.batch_bound;
-        let bounds = self.engine.health().lanes.each_ref().map(bound);
-        let expected = self.model.borrow_mut().take(driver, bounds);
-        self.say(format_args!(
-            "poll {driver}, at most {bounds:?}: {expected}"
-        ));
+        let expected = self.model.borrow_mut().take(driver);
+        self.say(format_args!("poll {driver}: {expected}"));
         let depth = self.calls.borrow().len();
         let found = hand.poll_once();
         if let Some(payload) = self.failure.borrow_mut().take() {
@@ -539,6 +557,11 @@ impl World {
                 self.look_inside();
             }
         }
+        if self.fails_fast() && self.below(8) == 7 {
+            // It hangs.
+            self.clock();
+            self.expire();
+        }
         let (call, _) = self.calls.borrow_mut().pop().expect("pushed above");
         let (fault, faults) = self.draw_faults(call.kind, call.places.len());
         self.say(format_args!("{fault:?} {faults:?}"));
@@ -562,6 +585,11 @@ impl World {
             OpError::Busy,
             OpError::Store(-7),
         ];
+        if self.is_down.borrow()[kind.index()]
+            && let Some(failed) = self.draw_failure(n)
+        {
+            return failed;
+        }
         let mut input = self.input.borrow_mut();
         let mut faults = vec![KeyFault::None; n];
         let fault = match input.below(16) {
@@ -583,17 +611,70 @@ impl World {
         (fault, faults)
     }
 
+    /// A call that fails for every key; `None`: one that may not.
+    fn draw_failure(&self, n: usize) -> Option<(CallFault, Vec<KeyFault>)> {
+        const ON_THE_WAY: [OpError; 4] = [
+            OpError::RpcFailed,
+            OpError::RpcTimedOut,
+            OpError::TransferFailed,
+            OpError::Unavailable,
+        ];
+        let mut input = self.input.borrow_mut();
+        let error = input.one_of(&ON_THE_WAY);
+        let mut faults = vec![KeyFault::Error(error); n];
+        let fault = match input.below(8) {
+            0..=3 => CallFault::Error(error),
+            4 | 5 => CallFault::None,
+            6 => {
+                // Not all on the way.
+                faults[input.below(n)] = KeyFault::Error(OpError::NoSpace);
+                CallFault::None
+            }
+            _ => return None,
+        };
+        Some((fault, faults))
+    }
+
+    fn fails_fast(&self) -> bool {
+        self.model.borrow().knobs.fail_fast > 0
+    }
+
+    fn go_down_or_up(&self) {
+        match self.below(8) {
+            7 => self.look_at_counts(),
+            n => {
+                let kind = OpKind::ALL[n % 4];
+                let is_down = &mut self.is_down.borrow_mut()[kind.index()];
+                *is_down = !*is_down;
+                self.say(format_args!("{kind} is down: {is_down}"));
+            }
+        }
+    }
+
     fn clock(&self) {
-        let by = self
-            .input
-            .borrow_mut()
-            .one_of(&[1, 1_000_000, 2_000_000, 3_000_000]);
+        let by: u64 = match self.fails_fast() {
+            false => self
+                .input
+                .borrow_mut()
+                .one_of(&[1, 1_000_000, 2_000_000, 3_000_000]),
+            true => {
+                let choices = [1, 700_000, 1_000_000, 3_000_000];
+                let how = self.below(8);
+                let model = self.model.borrow_mut();
+                let until = model.settled_time(choices[how / 2], how % 2 == 0);
+                until - model.now
+            }
+        };
         self.say(format_args!("{by} ns later"));
         self.clock.advance(Duration::from_nanos(by));
         self.model.borrow_mut().now += by;
     }
 
     fn expire(&self) {
+        let is_inside = !self.calls.borrow().is_empty();
+        if is_inside && self.fails_fast() && self.below(2) == 1 {
+            self.clock();
+        }
         // Any driver that is free looks at all ops.
         let free = self.drivers.iter().find_map(|d| d.try_borrow_mut().ok());
         if let Some(mut driver) = free {
@@ -730,20 +811,27 @@ impl World {
         let (Some(slot), Some(submitter)) = (self.foreign.lend(8), pairs.first_mut()) else {
             return;
         };
-        let full = submitter.pair.credits() == 0;
+        let bytes = Bytes {
+            addr: slot.as_ptr().addr(),
+            len: slot.len(),
+            content: Vec::new(),
+            is_slot: true,
+        };
         let Err(refused) = submitter.pair.submit(Submission::store(b"a", slot)) else {
             panic!("a slot of an unknown region was taken");
         };
-        let op = OpKind::Store;
-        let known = matches!(
-            refused.reason,
-            SubmitError::RingFull { .. } | SubmitError::Unavailable { .. }
-        );
-        match full {
-            true => assert!(matches!(refused.reason, SubmitError::NoCredit { .. })),
-            false => assert!(known || refused.reason == SubmitError::UnknownRegion { op }),
-        }
-        self.model.borrow_mut().count_refused(submitter.id);
+        let request = Request {
+            kind: OpKind::Store,
+            class: Class::Foreground,
+            key: b"a".to_vec(),
+            bytes: Some(bytes),
+            time: Time::OfItsLane,
+            exact: false,
+            force: false,
+            user_data: 0,
+        };
+        let expected = self.model.borrow_mut().refuse(submitter.id, &request);
+        assert_eq!(refused.reason, expected);
     }
 
     // ---- clients
@@ -835,6 +923,20 @@ impl World {
         let free = self.pool.total() - model.slots_held();
         assert_eq!(self.pool.available(), free, "slots that are free");
         self.look_at_quarantine(&model);
+        self.look_at_circuits(&model);
+    }
+
+    fn look_at_circuits(&self, model: &Model) {
+        let health = self.engine.health();
+        for (lane, circuit) in health.lanes.iter().zip(model.circuits()) {
+            assert_eq!(lane.open, circuit.open, "why a circuit is open");
+            let got = (lane.failed_calls, lane.overdue_calls, lane.opened);
+            let expected = (circuit.failed, circuit.is_overdue.into(), circuit.opened);
+            assert_eq!(got, expected, "failed, overdue, opened");
+            assert_eq!(lane.batch_bound, circuit.bound, "most keys of a call");
+            let in_use = circuit.answered || circuit.failed > 0;
+            assert_eq!(lane.in_use, in_use, "whether a kind is in use");
+        }
     }
 
     fn look_inside(&self) {
