@@ -5,13 +5,15 @@ mod common_b;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::backtrace::Backtrace;
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common_b::*;
-use moonring::store::{NullStore, Store};
-use moonring::{Client, Engine, Pair, Returned, Slot, StoreOutcome, Submission, block_on};
+use moonring::store::{
+    CallResult, Capabilities, DeleteBatch, LookupBatch, NullStore, RetrieveBatch, Store, StoreBatch,
+};
+use moonring::{Client, Engine, OpKind, Pair, Returned, Slot, StoreOutcome, Submission, block_on};
 
 /// Counts what all threads allocate and free while it is told to.
 struct Watching;
@@ -80,6 +82,52 @@ fn allocates_nothing(what: &str, warm: u64, watched: u64, mut round: impl FnMut(
     assert_eq!(count, 0, "{what}: the first {}", first.unwrap_or_default());
 }
 
+/// A store whose calls can be held, so that every worker is in one.
+struct Held {
+    inner: Arc<dyn Store>,
+    holds: AtomicBool,
+    inside: AtomicUsize,
+}
+
+impl Held {
+    fn pass(&self) {
+        if self.holds.load(SeqCst) {
+            self.inside.fetch_add(1, SeqCst);
+            eventually("the calls may return", || !self.holds.load(SeqCst));
+        }
+    }
+}
+
+impl Store for Held {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn batch_exists(&self, batch: &mut LookupBatch<'_>) -> CallResult {
+        self.pass();
+        self.inner.batch_exists(batch)
+    }
+
+    fn batch_get_into(&self, batch: &mut RetrieveBatch<'_>) -> CallResult {
+        self.pass();
+        self.inner.batch_get_into(batch)
+    }
+
+    fn batch_put_from(&self, batch: &mut StoreBatch<'_>) -> CallResult {
+        self.pass();
+        self.inner.batch_put_from(batch)
+    }
+
+    fn batch_remove(&self, batch: &mut DeleteBatch<'_>) -> CallResult {
+        self.pass();
+        self.inner.batch_remove(batch)
+    }
+}
+
 /// Keys of 1 to 255 bytes, one of each length.
 fn keys() -> Vec<Vec<u8>> {
     (1..=255)
@@ -112,12 +160,33 @@ impl Bench {
             put(&*store, key, &[7; 100]);
         }
         let (region, pool) = slots(128, OPS);
-        let engine = Engine::builder(store).region(region).start().unwrap();
+        let held = Arc::new(Held {
+            inner: store,
+            holds: AtomicBool::new(true),
+            inside: AtomicUsize::new(0),
+        });
+        let engine = Engine::builder(held.clone()).region(region);
+        let engine = engine.start().unwrap();
+        let (mut pair, client) = (engine.pair(64).unwrap(), engine.client());
+        // A worker that has had no core yet is not warm: each is in a call at the same time once.
+        assert_eq!(engine.start_report().workers.len(), OpKind::ALL.len());
+        let ops = [
+            Submission::lookup("missing"),
+            Submission::retrieve("missing", pool.lend(128).unwrap()),
+            Submission::store("stored", pool.lend(128).unwrap()),
+            Submission::delete("stored"),
+        ];
+        for (n, op) in (1..).zip(ops) {
+            submit(&mut pair, op);
+            eventually("it is in a call", || held.inside.load(SeqCst) == n);
+        }
+        held.holds.store(false, SeqCst);
+        reap(&mut pair, OpKind::ALL.len());
         Self {
             keys,
             slots: (0..OPS).map(|_| pool.lend(128).unwrap()).collect(),
-            pair: engine.pair(64).unwrap(),
-            client: engine.client(),
+            pair,
+            client,
             writes,
             there: Vec::new(),
             got: Vec::new(),

@@ -125,7 +125,6 @@ fn a_bench_tells_what_it_measured() {
 #[test]
 fn a_comparison_tells_the_rounds_that_were_over() {
     for op in ["retrieve", "delete"] {
-        let folder = folder(&format!("interrupt_compare_{op}"));
         let args = [
             "bench",
             "--compare",
@@ -134,16 +133,22 @@ fn a_comparison_tells_the_rounds_that_were_over() {
             "--keys",
             "128",
             "--seconds",
-            "1",
+            "2",
             "--rounds",
-            "2000",
+            "4000",
         ];
-        let when = When::Running(Duration::from_millis(1500));
-        let report = told(op, &folder, &args, when);
+        // All rounds take 15 s at least. On a busy machine the first one may not be over soon.
+        let delays = [1_500, 5_000, 12_000].map(Duration::from_millis);
+        let mut runs = delays.into_iter().map(|delay| {
+            let folder = folder(&format!("interrupt_compare_{op}"));
+            told(op, &folder, &args, When::Running(delay))
+        });
+        let report = runs.find(|report| report["rounds"].as_u64() > Some(0));
+        let report = report.expect("a round in 12 s");
         assert_eq!(report["errors"], Value::Array(Vec::new()), "{op}");
         assert_eq!(report["failed_ops"], 0, "{op}");
         let rounds = report["rounds"].as_u64().expect("a number");
-        assert!((1..2000).contains(&rounds), "{op}: {rounds}");
+        assert!(rounds < 4000, "{op}: {rounds}");
         assert_eq!(report["compare"]["rounds"], rounds, "{op}");
         let ratio = report["ratio_vs_per_key"].as_f64();
         assert!(ratio > Some(0.0), "{op}: {ratio:?}");
@@ -161,12 +166,12 @@ fn a_comparison_tells_the_rounds_that_were_over() {
     }
 }
 
-/// A look at all keys by one thread, one call per key, would take 20 s.
+/// A look at all keys by one thread, one call per key, would take over two minutes, and no run is waited for longer than one.
 #[test]
 fn a_comparison_that_has_no_round_yet_says_so_and_nothing_is_wrong() {
     for op in ["retrieve", "store", "delete"] {
         let folder = folder(&format!("interrupt_compare_early_{op}"));
-        let adapter = r#"{"type": "sim", "delay_us": 20000}"#;
+        let adapter = r#"{"type": "sim", "delay_us": 150000}"#;
         let args = [
             "bench",
             "--compare",
@@ -180,10 +185,8 @@ fn a_comparison_that_has_no_round_yet_says_so_and_nothing_is_wrong() {
             adapter,
         ];
         let when = When::SettingUp(Duration::from_millis(500));
-        let start = Instant::now();
         let (report, status, stderr) = interrupted(&folder, &args, when, 1);
         assert_eq!(status.code(), Some(130), "{op}: {stderr}");
-        assert!(start.elapsed() < Duration::from_secs(15), "{op}");
         let report = report.expect("a report");
         assert_eq!(report["errors"], Value::Array(Vec::new()), "{op}");
         assert_eq!(report["rounds"], 0, "{op}");
