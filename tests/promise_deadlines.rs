@@ -312,11 +312,21 @@ fn no_worker_is_so_quick_that_it_starts_an_op_whose_time_was_up_at_its_submissio
             scope.spawn(|| {
                 let client = engine.client().with_timeout(Some(Duration::ZERO));
                 let mut out = Vec::new();
-                for _ in 0..rounds {
+                let mut late = 0;
+                while late < 4 * rounds {
                     client
                         .blocking()
                         .lookup_many(["a", "b", "c", "d"], &mut out);
-                    assert_eq!(out, [Err(ClientError::Failed(NEVER_STARTED)); 4]);
+                    for end in &out {
+                        match end {
+                            Err(ClientError::Failed(NEVER_STARTED)) => late += 1,
+                            // Of what late ones left, until a worker comes by.
+                            Err(ClientError::Refused(SubmitError::RingFull { .. })) => {
+                                std::thread::yield_now();
+                            }
+                            other => panic!("{other:?}"),
+                        }
+                    }
                 }
             });
         }
