@@ -13,7 +13,7 @@ use moonring::{Engine, L2Adapter, OpError, Region, RegionOptions, Shutdown, Slot
 use moonring::{OpKind, StoreOutcome};
 use serde_json::{Map, Value};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(150);
 const KEYS: usize = 64;
 const BYTES: usize = 4096;
 

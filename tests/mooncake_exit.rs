@@ -18,7 +18,7 @@ use moonring::{Done, EngineConfig, Pair, Shutdown, StoreOutcome, Submission};
 
 const LIMIT: Duration = Duration::from_secs(120);
 /// In which a process must end, whatever its calls do.
-const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(15);
 
 /// The environment variable with the host's JSON.
 const HOST: &str = "MOONRING_TEST_HOST";

@@ -152,7 +152,7 @@ fn a_master_that_does_not_listen_is_told_in_seconds() {
     let start = Instant::now();
     let error = library.open(&nobody).unwrap_err();
     assert!(
-        start.elapsed() < Duration::from_secs(8),
+        start.elapsed() < Duration::from_secs(20),
         "{:?}",
         start.elapsed()
     );
@@ -175,7 +175,7 @@ fn a_set_up_that_hangs_is_abandoned_and_its_client_never_destroyed_under_it() {
     let error = store::MooncakeStore::open(&Master::listen().config(""), &options).unwrap_err();
     let took = start.elapsed();
     assert!(
-        took >= Duration::from_secs(1) && took < Duration::from_secs(10),
+        took >= Duration::from_secs(1) && took < Duration::from_secs(20),
         "{took:?}"
     );
     assert_eq!(

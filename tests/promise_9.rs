@@ -57,18 +57,16 @@ fn worker_cpu() -> Vec<(String, Duration)> {
     all
 }
 
-/// How much CPU time each worker uses within `window`.
-fn worker_cpu_within(window: Duration) -> Vec<(String, Duration)> {
-    let before = worker_cpu();
-    std::thread::sleep(window);
-    let after = worker_cpu();
-    // A thread takes its name when it first runs, which may be after its engine has started: none before, then.
-    let used = |(name, new): (String, Duration)| {
-        let old = before.iter().find(|(known, _)| *known == name);
-        let old = old.map_or(Duration::ZERO, |(_, cpu)| *cpu);
-        (name, new - old)
-    };
-    after.into_iter().map(used).collect()
+/// The time in which idle workers are watched.
+const WINDOW: Duration = Duration::from_millis(500);
+
+/// How much CPU time each worker has used since it was `before`.
+fn worker_cpu_since(before: &[(String, Duration)]) -> Vec<Duration> {
+    let used = before.iter().zip(worker_cpu()).map(|(old, new)| {
+        assert_eq!(old.0, new.0, "the same workers");
+        new.1 - old.1
+    });
+    used.collect()
 }
 
 /// How often workers gave their core away by themselves: went to sleep, that is.
@@ -183,9 +181,14 @@ fn use_cores(cores: &[usize]) {
     assert_eq!(done, 0);
 }
 
-/// Starts a busily polling engine on a thread that may use `cores`, and gives the CPU time of its workers while idle.
-fn polling_on(cores: &[usize], config: moonring::EngineConfig) -> (Vec<Duration>, Duration) {
-    let window = Duration::from_millis(500);
+/// Starts an engine of so many threads on a thread that may use `cores`, and gives the CPU time of its workers while idle:
+/// within half a second, and until the busiest of them has used `least`, however busy the machine is.
+fn idle_on(
+    cores: &[usize],
+    config: moonring::EngineConfig,
+    threads: usize,
+    least: Duration,
+) -> Vec<Duration> {
     eventually("the last engine's threads are gone", || {
         workers().is_empty()
     });
@@ -194,15 +197,22 @@ fn polling_on(cores: &[usize], config: moonring::EngineConfig) -> (Vec<Duration>
             use_cores(cores);
             let region = Region::allocate(RegionOptions::new(4096)).unwrap();
             let engine = start(std::sync::Arc::new(NullStore), config, &region);
-            let used = worker_cpu_within(window);
+            eventually("all have their names", || workers().len() == threads);
+            let before = worker_cpu();
+            std::thread::sleep(WINDOW);
+            let mut used = Vec::new();
+            eventually("one of them polls", || {
+                used = worker_cpu_since(&before);
+                used.iter().max() >= Some(&least)
+            });
             let mut pair = engine.pair(4).unwrap();
             for kind in [Submission::lookup("k"), Submission::delete("k")] {
                 submit(&mut pair, kind);
                 assert!(reap(&mut pair, 1)[0].result.is_ok());
             }
-            used.into_iter().map(|(_, cpu)| cpu).collect()
+            used
         });
-        (test.join().unwrap(), window)
+        test.join().unwrap()
     })
 }
 
@@ -216,28 +226,34 @@ fn spinning_never_takes_the_last_core() {
             .map(|core| core.id)
             .collect();
         let busy = || config().busy_poll(true);
-        let polls = |(used, window): (Vec<Duration>, Duration)| {
-            // Other processes may take most of the core from a thread that polls.
-            used.into_iter().filter(|cpu| *cpu * 25 > window).count()
+        // Those that used a core about as much as the busiest, which has used 20 ms of one.
+        let polls = |cores: &[usize], config, threads| {
+            let used = idle_on(cores, config, threads, Duration::from_millis(20));
+            let most = used.iter().max().copied().unwrap_or_default();
+            used.into_iter().filter(|cpu| *cpu * 4 > most).count()
         };
+        let nobody = |cores: &[usize], config, threads| {
+            let used = idle_on(cores, config, threads, Duration::ZERO);
+            let sum: Duration = used.iter().sum();
+            assert!(sum * 50 < WINDOW, "{used:?} in {WINDOW:?}");
+        };
+        // The workers, their spare, and the timer.
+        let shared = 4 + 2;
         // One core: nobody polls, though told to.
-        let (used, window) = polling_on(&cores[..1], busy());
-        assert_eq!(used.len(), 4 + 2, "the workers, their spare, and the timer");
-        let sum: Duration = used.iter().sum();
-        assert!(sum * 50 < window, "{used:?} in {window:?}");
+        nobody(&cores[..1], busy(), shared);
         if cores.len() < 2 {
             eprintln!("SKIPPED: the rest of this test needs two cores");
             return;
         }
         // Two cores: one worker polls, whatever the number of workers and of their groups.
-        assert_eq!(polls(polling_on(&cores[..2], busy().num_workers(1))), 1);
-        assert_eq!(polls(polling_on(&cores[..2], busy())), 1);
+        assert_eq!(polls(&cores[..2], busy().num_workers(1), 1 + 2), 1);
+        assert_eq!(polls(&cores[..2], busy(), shared), 1);
         let groups = OpKind::ALL
             .into_iter()
             .fold(busy(), |config, kind| config.dedicated(kind, 2));
-        assert_eq!(polls(polling_on(&cores[..2], groups)), 1);
+        assert_eq!(polls(&cores[..2], groups, 4 * (2 + 1) + 1), 1);
         // Not told to: nobody.
-        assert_eq!(polls(polling_on(&cores[..2], config())), 0);
+        nobody(&cores[..2], config(), shared);
     });
 }
 

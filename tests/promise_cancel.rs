@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 use std::time::Duration;
@@ -186,7 +186,7 @@ fn cancelling_by_user_data_ends_all_that_have_it_and_nothing_else() {
 #[test]
 fn every_op_ends_once_whatever_a_cancel_races_with() {
     let _dog = watchdog();
-    let (engine, _, _) = {
+    let (engine, store, _) = {
         let store = Spy::new(memory(), {
             // Calls of all lengths up to 100 us.
             let rng = Mutex::new(Rng::new(3));
@@ -208,14 +208,18 @@ fn every_op_ends_once_whatever_a_cancel_races_with() {
     } else {
         10_000
     };
-    let kinds: Vec<[u64; 4]> = std::thread::scope(|scope| {
-        let pairs = (0..4u64).map(|seed| {
-            let engine = &engine;
+    // How often a cancel found an op queued, abandoned it, let it run, came too late.
+    let found: [AtomicU64; 4] = Default::default();
+    let seen = || found.each_ref().map(|n| n.load(Ordering::Relaxed));
+    std::thread::scope(|scope| {
+        for seed in 0..4u64 {
+            let (engine, store, found) = (&engine, &store, &found);
             scope.spawn(move || {
                 let (mut rng, mut pair) = (Rng::new(seed), engine.pair(16).unwrap());
-                // How often a cancel found an op queued, abandoned it, let it run, came too late.
-                let (mut found, mut full) = ([0; 4], 0);
-                for _ in 0..rounds {
+                let mut round = 0;
+                // On a machine where workers are late a cancel rarely finds an op that runs: as long as it takes.
+                while round < rounds || seen().iter().any(|&n| n <= 20) {
+                    let calls = store.calls();
                     let n = 1 + rng.below(8);
                     let mut tickets = Vec::new();
                     let mut batch = pair.batch();
@@ -236,19 +240,28 @@ fn every_op_ends_once_whatever_a_cancel_races_with() {
                     batch.publish();
                     let n = tickets.len();
                     if n == 0 {
-                        full += 1;
                         std::thread::yield_now();
                         continue;
                     }
+                    round += 1;
                     for _ in 0..rng.below(2_000) {
                         std::hint::spin_loop();
+                    }
+                    if rng.below(8) == 0 {
+                        // Not before a call has begun, if one does.
+                        for _ in 0..1_000 {
+                            if store.calls() > calls {
+                                break;
+                            }
+                            std::thread::yield_now();
+                        }
                     }
                     let mut cancelled = vec![None; n];
                     for _ in 0..n {
                         let id = rng.below(n);
                         let running = [IfRunning::Wait, IfRunning::Abandon][rng.below(2)];
                         let cancel = pair.cancel(tickets[id], running);
-                        found[cancel as usize] += 1;
+                        found[cancel as usize].fetch_add(1, Ordering::Relaxed);
                         assert!(cancel != Cancel::Abandoned || running == IfRunning::Abandon);
                         if matches!(cancel, Cancel::NeverStarted | Cancel::Abandoned) {
                             assert_eq!(cancelled[id].replace(cancel), None, "cancelled twice");
@@ -277,16 +290,10 @@ fn every_op_ends_once_whatever_a_cancel_races_with() {
                     ends.assert_all_seen();
                     assert!(!more.contains(&true), "MORE, and no release");
                 }
-                assert!(full < rounds / 2, "{full} of {rounds}");
-                found
-            })
-        });
-        let pairs: Vec<_> = pairs.collect();
-        pairs.into_iter().map(|pair| pair.join().unwrap()).collect()
+            });
+        }
     });
-    let found: Vec<u64> = (0..4).map(|i| kinds.iter().map(|k| k[i]).sum()).collect();
-    println!("never started, abandoned, running, ended: {found:?}");
-    assert!(found.iter().all(|&n| n > 20), "{found:?}");
+    println!("never started, abandoned, running, ended: {:?}", seen());
     assert_eq!(engine.stats().engine.quarantined, 0);
     assert_at_rest(&engine);
 }

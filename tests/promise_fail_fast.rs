@@ -21,6 +21,7 @@ use moonring::{
 /// Far above what anything here takes.
 const LONG: Duration = Duration::from_secs(50);
 const IN_PROGRESS: OpError = OpError::TimedOut { started: true };
+const NEVER_STARTED: OpError = OpError::TimedOut { started: false };
 const UNKNOWN: Result<bool, ClientError> = Err(ClientError::Failed(OpError::Unavailable));
 
 fn ms(ms: u64) -> Duration {
@@ -184,7 +185,7 @@ fn assert_recovers(engine: &Engine, pair: &mut Pair, pool: &SlotPool) {
                 Err(other) => panic!("{other}"),
             }
             let health = engine.health();
-            assert!(start.elapsed() < LONG / 5, "{op} stays dead: {health:#?}");
+            assert!(start.elapsed() < LONG / 2, "{op} stays dead: {health:#?}");
             std::thread::sleep(ms(2));
         }
     }
@@ -239,7 +240,7 @@ fn five_calls_in_a_row_that_fail_on_the_way_open_the_circuit_of_their_kind_and_n
                     _ => assert_eq!(one(), refused(op, Unavailable::Failing)),
                 }
             }
-            assert!(start.elapsed() < ms(500), "{:?}", start.elapsed());
+            assert!(start.elapsed() < LONG / 10, "{:?}", start.elapsed());
             assert_eq!(store.take(op), [1; 5], "no call is made");
         }
         assert_eq!(pool.available(), 64, "refused ops come back whole");
@@ -305,6 +306,7 @@ fn an_open_circuit_lets_one_op_of_what_comes_through_now_and_then_and_closes_by_
     open(&store, &engine, &mut pair, &pool, &OpKind::ALL);
     store.fail(&OpKind::ALL, OpError::RpcFailed);
     store.calls.lock().unwrap().clear();
+    let start = Instant::now();
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for kind in OpKind::ALL {
@@ -326,20 +328,20 @@ fn an_open_circuit_lets_one_op_of_what_comes_through_now_and_then_and_closes_by_
         }
         // Also by a failure.
         let _over = Over(&over);
-        let window = ms(400);
-        let start = Instant::now();
-        std::thread::sleep(window);
-        let most = start.elapsed().as_millis() as u64 * 4 / (3 * PAUSE) + 2;
+        std::thread::sleep(ms(400));
         for op in OpKind::ALL {
-            let probes = store.take(op);
-            println!("{op}: {} probes in {:?}", probes.len(), start.elapsed());
+            let mut probes = Vec::new();
+            // Some come, sooner or later.
+            eventually(|| {
+                probes.append(&mut store.take(op));
+                probes.len() >= 2
+            });
+            let took = start.elapsed();
+            println!("{op}: {} probes in {took:?}", probes.len());
             assert!(probes.iter().all(|keys| *keys == 1), "{op}: {probes:?}");
-            // At most what the pause less a quarter allows; and some, on a machine that does other things too.
-            assert!(
-                (2..=most as usize).contains(&probes.len()),
-                "{op}: {}",
-                probes.len()
-            );
+            // At most what the pause less a quarter allows.
+            let most = took.as_millis() as u64 * 4 / (3 * PAUSE) + 2;
+            assert!(probes.len() as u64 <= most, "{op}: {}", probes.len());
             assert!(is_open(&engine, op));
         }
         // One that hangs is the only one.
@@ -396,8 +398,7 @@ fn switched_off_no_circuit_opens_no_batch_shrinks_and_hanging_calls_are_waited_f
     }
     store.heal();
     let gate = store.gate().close(&[OpKind::Retrieve]);
-    let hurried = submission(OpKind::Retrieve, "key", &pool).timeout(Some(ms(20)));
-    assert_eq!(one(&mut pair, hurried), Ok(Err(IN_PROGRESS)));
+    let mut hung = hang(&engine, &store, &pool, OpKind::Retrieve, 1);
     assert_eq!(lane(&engine, OpKind::Retrieve).overdue_calls, 1);
     // The only worker hangs, and its ops are waited for.
     pair.submit(Submission::lookup("key")).unwrap();
@@ -409,7 +410,9 @@ fn switched_off_no_circuit_opens_no_batch_shrinks_and_hanging_calls_are_waited_f
         "nobody answers in the worker's place"
     );
     drop(gate);
-    pair.wait(3, Some(LONG)).unwrap();
+    hung.wait(1, Some(LONG)).unwrap();
+    assert!(hung.poll().unwrap().release);
+    pair.wait(2, Some(LONG)).unwrap();
     let ends: Vec<_> = pair.completions().map(|done| done.result).collect();
     assert!(ends.contains(&Ok(Done::Absent)), "{ends:?}");
     assert!(ends.contains(&Err(OpError::NotFound)), "{ends:?}");
@@ -422,17 +425,23 @@ fn switched_off_no_circuit_opens_no_batch_shrinks_and_hanging_calls_are_waited_f
 
 /// Hangs so many calls of a kind, each with one op whose time is up; their ends are reaped.
 fn hang(engine: &Engine, store: &Moody, pool: &SlotPool, op: OpKind, calls: usize) -> Pair {
-    let mut pair = engine.pair(64).unwrap();
-    let before = store.gate().inside(op);
-    for n in 1..=calls {
-        let hurried = submission(op, "hangs", pool).timeout(Some(ms(100)));
-        pair.submit(hurried).unwrap();
-        assert!(store.gate().wait_inside(op, before + n, LONG), "{op} {n}");
+    let (mut pair, gate) = (engine.pair(64).unwrap(), store.gate());
+    // The first must not be overdue before the last is in a call: the circuit might open, and nothing comes through.
+    let time = ms(if calls == 1 { 100 } else { 500 });
+    let mut late = 0;
+    for n in gate.inside(op) + 1..=gate.inside(op) + calls {
+        let hangs = || submission(op, "hangs", pool);
+        late += submit_into_call(engine, &mut pair, gate, n, time, hangs);
     }
-    pair.wait(calls, Some(LONG)).unwrap();
-    for done in pair.completions() {
-        assert_eq!((done.result, done.more), (Err(IN_PROGRESS), true), "{op}");
-    }
+    pair.wait(calls + late, Some(LONG)).unwrap();
+    let ends: Vec<_> = pair.completions().collect();
+    let of = |end| {
+        ends.iter()
+            .filter(|done| (done.result, done.more) == end)
+            .count()
+    };
+    assert_eq!(of((Err(IN_PROGRESS), true)), calls, "{op}: {ends:?}");
+    assert_eq!(of((Err(NEVER_STARTED), false)), late, "{op}: {ends:?}");
     pair
 }
 
@@ -462,19 +471,21 @@ fn half_of_the_workers_in_overdue_calls_open_the_circuit_until_they_are_back() {
     assert_eq!(engine.client().blocking().lookup("key"), Ok(false));
     assert_eq!(engine.health().state, HealthState::Degraded);
     // Refused but for a probe, which is one at a time.
-    let mut probes = 0;
-    for _ in 0..50 {
-        match pair.submit(submission(op, "key", &pool)) {
-            Ok(_) => probes += 1,
-            Err(refused) => {
-                let why = Unavailable::Overdue;
-                assert_eq!(refused.reason, SubmitError::Unavailable { op, why });
-            }
+    let refused = |pair: &mut Pair| match pair.submit(submission(op, "key", &pool)) {
+        Ok(_) => false,
+        Err(refused) => {
+            let why = Unavailable::Overdue;
+            assert_eq!(refused.reason, SubmitError::Unavailable { op, why });
+            true
         }
+    };
+    eventually(|| !refused(&mut pair));
+    assert!(store.gate().wait_inside(op, 3, LONG));
+    for _ in 0..50 {
+        assert!(refused(&mut pair));
         std::thread::sleep(ms(2));
     }
-    assert!((1..=3).contains(&probes), "{probes}");
-    assert!(store.gate().inside(op) <= 3);
+    assert_eq!(store.gate().inside(op), 3);
     // One back: fewer than half hang.
     drop(gate);
     eventually(|| !is_open(&engine, op));
@@ -483,7 +494,7 @@ fn half_of_the_workers_in_overdue_calls_open_the_circuit_until_they_are_back() {
         hung.wait(1, Some(LONG)).unwrap();
         assert!(hung.poll().unwrap().release);
     }
-    pair.wait(probes, Some(LONG)).unwrap();
+    pair.wait(1, Some(LONG)).unwrap();
     pair.completions().for_each(drop);
     assert_recovers(&engine, &mut pair, &pool);
     assert_eq!(pool.available(), 64);
@@ -496,11 +507,10 @@ fn what_waits_for_a_place_in_a_shared_pool_is_answered_when_the_circuit_opens() 
     let _dog = watchdog();
     let (engine, store, pool) = start(config(4).max_batch(1).fail_fast_ms(3_600_000));
     let gate = store.gate().close(&[OpKind::Lookup]);
-    let mut hung = engine.pair(4).unwrap();
+    let (mut hung, mut late) = (engine.pair(16).unwrap(), 0);
     for n in 1..=3 {
-        let op = Submission::lookup("hangs").timeout(Some(ms(500)));
-        hung.submit(op).unwrap();
-        assert!(store.gate().wait_inside(OpKind::Lookup, n, LONG));
+        let hangs = || Submission::lookup("hangs");
+        late += submit_into_call(&engine, &mut hung, store.gate(), n, ms(500), hangs);
     }
     let mut pair = engine.pair(8).unwrap();
     for _ in 0..8 {
@@ -509,11 +519,12 @@ fn what_waits_for_a_place_in_a_shared_pool_is_answered_when_the_circuit_opens() 
     let waiting = engine.client();
     let lookup = waiting.lookup("key");
     std::thread::sleep(ms(100));
-    assert!(pair.poll().is_none());
-    hung.wait(3, Some(LONG)).unwrap();
+    let none = pair.wait(1, Some(Duration::ZERO)).is_err();
+    assert!(none || is_open(&engine, OpKind::Lookup));
+    hung.wait(3 + late, Some(LONG)).unwrap();
     // Nothing else comes that would wake anybody.
     let start = Instant::now();
-    let waited = pair.wait(8, Some(ms(5_000)));
+    let waited = pair.wait(8, Some(LONG / 2));
     assert_eq!(waited, Ok(()), "nobody answers what was queued");
     println!("answered {:?} after the circuit opened", start.elapsed());
     for done in pair.completions() {
@@ -565,7 +576,7 @@ fn a_spare_answers(config: EngineConfig, hangs: &[(OpKind, usize)], answered: Op
             }
         }
         println!("{hangs:?} round {round}: slowest {slowest:?}, {calls} calls before");
-        assert!(slowest < ms(2_000), "{slowest:?}");
+        assert!(slowest < LONG / 5, "{slowest:?}");
         assert!(store.take(answered).is_empty(), "no call is made");
         drop(gate);
         eventually(|| engine.health().quarantined == 0);
@@ -612,10 +623,9 @@ fn a_spare_answers_what_was_queued_before() {
     let mut pair = engine.pair(16).unwrap();
     for _ in 0..20 {
         let gate = store.gate().close(&[OpKind::Retrieve]);
-        let mut hung = engine.pair(4).unwrap();
-        let op = submission(OpKind::Retrieve, "hangs", &pool).timeout(Some(ms(20)));
-        hung.submit(op).unwrap();
-        assert!(store.gate().wait_inside(OpKind::Retrieve, 1, LONG));
+        let mut hung = engine.pair(16).unwrap();
+        let hangs = || submission(OpKind::Retrieve, "hangs", &pool);
+        let late = submit_into_call(&engine, &mut hung, store.gate(), 1, ms(20), hangs);
         for _ in 0..8 {
             pair.submit(Submission::lookup("key")).unwrap();
         }
@@ -625,7 +635,7 @@ fn a_spare_answers_what_was_queued_before() {
                 .all(|done| done.result == Err(OpError::Unavailable))
         );
         drop(gate);
-        hung.wait(2, Some(LONG)).unwrap();
+        hung.wait(2 + late, Some(LONG)).unwrap();
         assert_recovers(&engine, &mut pair, &pool);
     }
 }
@@ -834,7 +844,7 @@ fn o4_a_store_that_fails_every_write_is_seen_in_counts_gauges_and_health() {
     }
     let (stats, health) = (engine.stats(), engine.health());
     let took = begin.elapsed();
-    assert!(took < ms(1_000), "{took:?}");
+    assert!(took < LONG / 5, "{took:?}");
     assert_eq!(stats.lane(OpKind::Store).count("no_space"), 30);
     assert_eq!(stats.lane(OpKind::Retrieve).count("not_found"), 30);
     assert_eq!((stats.engine.accepted, stats.engine.completed), (60, 60));
@@ -945,7 +955,8 @@ fn r16_lookups_go_on_during_200_stores_of_4_mib() {
             p(100)
         );
         match bound {
-            None => assert!(p(90) < ms(250), "{name}: {:?}", p(90)),
+            // A busy machine, too, delays most lookups by a part only of what the stores take.
+            None => assert!(p(90) < (took / 4).max(ms(250)), "{name}: {:?}", p(90)),
             Some(calls) => assert!(most <= calls, "{name}: {most}"),
         }
     }

@@ -81,7 +81,7 @@ fn a_burst_of_enough_does_not_wait() {
 fn the_oldest_waits_its_budget_and_no_longer_and_takes_the_others_along() {
     let _watchdog = watchdog();
     let engine = engine();
-    let budget = Duration::from_millis(150);
+    let budget = Duration::from_millis(600);
     let (mut a, mut b) = (pair(&engine, 99, LONG), pair(&engine, 99, budget));
     // Also where somebody has waited before with more patience.
     lookup(&mut a, "a");

@@ -391,8 +391,9 @@ fn who_waits_for_the_credit_of_an_op_in_quarantine_is_refused_at_the_engines_end
 
 #[test]
 fn a_waker_that_owns_a_future_of_the_same_client_may_be_dropped_by_it() {
+    type Task = Box<dyn Future<Output = Returned<Done>> + Unpin>;
     /// As a task's waker may be the last to own the task, with all that is in it.
-    struct Owner(Rc<RefCell<Option<Box<dyn Future<Output = Returned<Done>> + Unpin>>>>);
+    struct Owner(Rc<RefCell<Option<Task>>>);
     // SAFETY: the test has one thread.
     unsafe impl Send for Owner {}
     // SAFETY: as above.
@@ -409,8 +410,7 @@ fn a_waker_that_owns_a_future_of_the_same_client_may_be_dropped_by_it() {
     let (client, mut reactor) = local(&engine, 8);
     let client: &'static LocalClient = Box::leak(Box::new(client));
     let owner = || {
-        let owned: Box<dyn Future<Output = _> + Unpin> =
-            Box::new(Box::pin(client.submit(Submission::lookup("owned"))));
+        let owned: Task = Box::new(Box::pin(client.submit(Submission::lookup("owned"))));
         Waker::from(Arc::new(Owner(Rc::new(RefCell::new(Some(owned))))))
     };
     // Woken, renewed, given up with its future: each time the waker is the last to know the other future.

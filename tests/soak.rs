@@ -392,9 +392,9 @@ fn what_is_accepted_is_completed_and_the_memory_stays_as_it_is() {
     let share = |n: u64| n as f64 / seen as f64;
     let failed = share(count(&counts.failed));
     let cancelled = share(count(&counts.cancelled));
-    assert!((0.02..0.1).contains(&failed), "{failed} failed");
+    assert!((0.01..0.2).contains(&failed), "{failed} failed");
     // More of them come in time while ops wait longer, as on a machine whose cores others use.
-    assert!((0.01..0.2).contains(&cancelled), "{cancelled} cancelled");
+    assert!((0.01..0.5).contains(&cancelled), "{cancelled} cancelled");
     assert!(count(&counts.timed_out) > 0 && count(&counts.pairs) > PRODUCERS);
     let report = field
         .engine

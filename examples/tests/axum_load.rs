@@ -303,7 +303,20 @@ async fn what_is_copied_for_equal_keys_is_counted() {
 }
 
 /// Requests that are under way when the signal comes are answered, with the right bytes; then it exits with 0.
+///
+/// That they are under way by then is up to the machine: five times it may be too busy.
 async fn drains_on(signal: i32) {
+    let mut failed = Vec::new();
+    while failed.len() < 5 {
+        match drains_once_on(signal).await {
+            Ok(()) => return,
+            Err(why) => failed.push(why),
+        }
+    }
+    panic!("never drained: {failed:#?}");
+}
+
+async fn drains_once_on(signal: i32) -> Result<(), String> {
     let slow = r#"{"type": "sim", "delay_us": 600000}"#;
     let mut server = Server::start(env!("CARGO_BIN_EXE_axum_server"), &["127.0.0.1:0", slow]);
     let clients: Vec<_> = (0..CONCURRENT as u64)
@@ -321,15 +334,23 @@ async fn drains_on(signal: i32) {
         .collect();
     // All have sent their request, and no lookup has returned: a call takes longer than this.
     tokio::time::sleep(Duration::from_millis(300)).await;
-    assert!(clients.iter().all(|client| !client.is_finished()));
+    let too_late = clients.iter().any(|client| client.is_finished());
     server.signal(signal);
+    let mut answers = Vec::new();
     for client in clients {
-        assert_eq!(client.await.unwrap(), (0, 3));
+        answers.push(client.await);
     }
     let (status, said) = server.end();
     assert_eq!(status.code(), Some(0), "{said}");
+    if too_late {
+        return Err("an answer came before the signal".into());
+    }
+    for answer in answers {
+        assert_eq!(answer.map_err(|failed| failed.to_string())?, (0, 3));
+    }
     // Three lookups and three stores each.
     assert_eq!(said, format!("drained: {} ops, 0 left\n", CONCURRENT * 6));
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]

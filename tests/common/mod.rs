@@ -8,11 +8,12 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
+use moonring::store::sim::SimGate;
 use moonring::store::{
     CallResult, Capabilities, DeleteBatch, LookupBatch, MemoryOptions, MemoryStore, RegisterError,
     RetrieveBatch, SimOptions, SimStore, Store, StoreBatch,
 };
-use moonring::{Engine, OpKind, Region, RegionOptions, SlotClass, SlotPool};
+use moonring::{Engine, OpKind, Pair, Region, RegionOptions, SlotClass, SlotPool, Submission};
 
 /// Aborts the process, saying which test hangs, unless it is dropped within a minute.
 #[must_use = "it watches until it is dropped"]
@@ -53,6 +54,44 @@ pub fn watchdog_of(what: String, limit: Duration) -> impl Drop {
 pub fn eventually(mut what: impl FnMut() -> bool) {
     while !what() {
         std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Runs `measure` until it was in time: a machine that does other things delays some of ten runs, and a fault all of them.
+#[track_caller]
+pub fn one_of_ten(mut measure: impl FnMut() -> Result<(), String>) {
+    let mut late = Vec::new();
+    while late.len() < 10 {
+        match measure() {
+            Ok(()) => return,
+            Err(why) => late.push(why),
+        }
+    }
+    panic!("never in time: {late:#?}");
+}
+
+/// Submits what `op` makes, with a time-out, until `inside` calls of its kind wait at the sim's gate: on a busy machine its time may
+/// be up before a worker comes by. How many never started like that; their ends come too.
+pub fn submit_into_call<'k>(
+    engine: &Engine,
+    pair: &mut Pair,
+    gate: &SimGate,
+    inside: usize,
+    timeout: Duration,
+    mut op: impl FnMut() -> Submission<'k>,
+) -> usize {
+    let kind = op().op();
+    let late = || engine.stats().lane(kind).count("timed_out_never_started");
+    let before = late();
+    let mut timeout = timeout;
+    loop {
+        let seen = late();
+        pair.submit(op().timeout(Some(timeout))).unwrap();
+        eventually(|| gate.inside(kind) >= inside || late() > seen);
+        if gate.inside(kind) >= inside {
+            return (late() - before) as usize;
+        }
+        timeout *= 2;
     }
 }
 

@@ -199,7 +199,7 @@ fn a_missing_library_and_a_master_that_is_not_there_are_told_at_once() {
     let start = Instant::now();
     let seen = Seen::doctor(&[], &["--l2-adapter", &mooncake_json(&addr, "")]);
     assert!(
-        start.elapsed() < Duration::from_secs(10),
+        start.elapsed() < Duration::from_secs(30),
         "{:?}",
         start.elapsed()
     );
@@ -281,7 +281,7 @@ fn a_library_that_hangs_is_given_up_and_the_process_ends_all_the_same() {
     let start = Instant::now();
     let seen = Seen::doctor(&named, &["--timeout", "1"]);
     assert!(
-        start.elapsed() < Duration::from_secs(10),
+        start.elapsed() < Duration::from_secs(30),
         "{:?}",
         start.elapsed()
     );
@@ -328,7 +328,7 @@ fn a_store_that_hangs_is_told_with_the_op_and_the_process_ends() {
     let start = Instant::now();
     let seen = Seen::doctor(&[], &["--l2-adapter", json, "--timeout", "1"]);
     assert!(
-        start.elapsed() < Duration::from_secs(10),
+        start.elapsed() < Duration::from_secs(30),
         "{:?}",
         start.elapsed()
     );
@@ -455,7 +455,7 @@ fn a_real_mooncake_is_found_and_what_it_lacks_is_told() {
     let start = Instant::now();
     let seen = Seen::doctor(&library, &["--l2-adapter", &json, "--timeout", "2"]);
     assert!(
-        start.elapsed() < Duration::from_secs(15),
+        start.elapsed() < Duration::from_secs(30),
         "{:?}",
         start.elapsed()
     );

@@ -3,6 +3,7 @@
 mod support;
 
 use std::fs;
+use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -20,6 +21,17 @@ enum When {
     Running(Duration),
 }
 
+/// A run that does not outlive its test, which may fail.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 const SOON: Duration = Duration::from_millis(300);
 
 /// Starts the binary, waits until then, and presses Ctrl-C so often. Its report, its exit, standard error.
@@ -30,7 +42,7 @@ fn interrupted(
     presses: u32,
 ) -> (Option<Value>, std::process::ExitStatus, String) {
     let (json, hlog) = (folder.join("a.json"), folder.join("a.hlog"));
-    let mut child = command()
+    let mut running = command()
         .args(args)
         .arg("--json")
         .arg(&json)
@@ -41,9 +53,11 @@ fn interrupted(
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
+        .map(Running)
         .expect("the binary starts");
+    let child = &mut running.0;
     // The log has a header from the beginning of the run on.
-    wait(&mut child, "did not begin", |_| {
+    wait(child, "did not begin", |_| {
         let file = fs::metadata(&hlog);
         file.is_ok_and(|file| file.len() > 0 || matches!(when, When::SettingUp(_)))
     });
@@ -60,14 +74,16 @@ fn interrupted(
         let sent = Command::new("kill").args(["-INT", &pid]).status();
         assert!(sent.expect("kill runs").success());
     }
-    wait(&mut child, "did not end", |child| {
+    wait(child, "did not end", |child| {
         child.try_wait().expect("a child").is_some()
     });
-    let output = child.wait_with_output().expect("an exit");
+    let status = child.wait().expect("an exit");
+    let mut stderr = String::new();
+    let pipe = child.stderr.as_mut().expect("a pipe");
+    pipe.read_to_string(&mut stderr).expect("text");
     let report = fs::read_to_string(&json).expect("the file");
     let report = (!report.is_empty()).then(|| serde_json::from_str(&report).expect("JSON"));
-    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-    (report, output.status, stderr)
+    (report, status, stderr)
 }
 
 /// The report of a run that was interrupted once while it measured, and ended in good order.
@@ -84,7 +100,6 @@ fn wait(child: &mut Child, what: &str, mut over: impl FnMut(&mut Child) -> bool)
     let start = Instant::now();
     while !over(child) {
         if start.elapsed() > Duration::from_secs(60) {
-            let _ = child.kill();
             panic!("{what} within a minute");
         }
         thread::sleep(Duration::from_millis(10));
@@ -125,7 +140,6 @@ fn a_bench_tells_what_it_measured() {
 #[test]
 fn a_comparison_tells_the_rounds_that_were_over() {
     for op in ["retrieve", "delete"] {
-        let folder = folder(&format!("interrupt_compare_{op}"));
         let args = [
             "bench",
             "--compare",
@@ -138,12 +152,18 @@ fn a_comparison_tells_the_rounds_that_were_over() {
             "--rounds",
             "2000",
         ];
-        let when = When::Running(Duration::from_millis(1500));
-        let report = told(op, &folder, &args, when);
+        // All rounds take 9 s at least. On a busy machine the first one may not be over soon.
+        let delays = [1_500, 4_000, 8_000].map(Duration::from_millis);
+        let mut runs = delays.into_iter().map(|delay| {
+            let folder = folder(&format!("interrupt_compare_{op}"));
+            told(op, &folder, &args, When::Running(delay))
+        });
+        let report = runs.find(|report| report["rounds"].as_u64() > Some(0));
+        let report = report.expect("a round in 8 s");
         assert_eq!(report["errors"], Value::Array(Vec::new()), "{op}");
         assert_eq!(report["failed_ops"], 0, "{op}");
         let rounds = report["rounds"].as_u64().expect("a number");
-        assert!((1..2000).contains(&rounds), "{op}: {rounds}");
+        assert!(rounds < 2000, "{op}: {rounds}");
         assert_eq!(report["compare"]["rounds"], rounds, "{op}");
         let ratio = report["ratio_vs_per_key"].as_f64();
         assert!(ratio > Some(0.0), "{op}: {ratio:?}");
@@ -161,12 +181,12 @@ fn a_comparison_tells_the_rounds_that_were_over() {
     }
 }
 
-/// A look at all keys by one thread, one call per key, would take 20 s.
+/// A look at all keys by one thread, one call per key, would take over two minutes, and no run is waited for longer than one.
 #[test]
 fn a_comparison_that_has_no_round_yet_says_so_and_nothing_is_wrong() {
     for op in ["retrieve", "store", "delete"] {
         let folder = folder(&format!("interrupt_compare_early_{op}"));
-        let adapter = r#"{"type": "sim", "delay_us": 20000}"#;
+        let adapter = r#"{"type": "sim", "delay_us": 150000}"#;
         let args = [
             "bench",
             "--compare",
@@ -180,10 +200,8 @@ fn a_comparison_that_has_no_round_yet_says_so_and_nothing_is_wrong() {
             adapter,
         ];
         let when = When::SettingUp(Duration::from_millis(500));
-        let start = Instant::now();
         let (report, status, stderr) = interrupted(&folder, &args, when, 1);
         assert_eq!(status.code(), Some(130), "{op}: {stderr}");
-        assert!(start.elapsed() < Duration::from_secs(15), "{op}");
         let report = report.expect("a report");
         assert_eq!(report["errors"], Value::Array(Vec::new()), "{op}");
         assert_eq!(report["rounds"], 0, "{op}");
