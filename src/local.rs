@@ -134,6 +134,22 @@ enum Presence {
     Asleep(OpWaker),
 }
 
+enum Started {
+    InFlight(u32),
+    NoCredit,
+    Refused(SubmitError),
+}
+
+/// What a poll finds of an op that is in flight.
+enum Look {
+    Ended(Result<Done, OpError>, Option<Slot>),
+    /// And its waker wakes this task already.
+    Pending,
+    /// And its waker is to be set.
+    Unknown,
+    Forked,
+}
+
 enum State<'k> {
     /// No credit yet; its place in the queue, if it has been polled.
     Waiting(Submission<'k>, Option<u64>),
@@ -180,8 +196,12 @@ impl LocalClient {
     ///
     /// How it ended, and its slot, come when the future is awaited; an op that was refused gives its slot back there.
     #[inline]
-    pub fn submit<'a>(&'a self, submission: Submission<'a>) -> LocalOp<'a> {
-        let state = with(&self.0, |core| core.start(submission));
+    pub fn submit<'a>(&'a self, mut submission: Submission<'a>) -> LocalOp<'a> {
+        let state = match with(&self.0, |core| core.start(&mut submission)) {
+            Started::InFlight(cell) => State::InFlight(cell),
+            Started::NoCredit => State::Waiting(submission, None),
+            Started::Refused(reason) => State::Refused(reason, submission.into_slot()),
+        };
         LocalOp {
             client: self,
             state,
@@ -222,27 +242,28 @@ impl Core {
     }
 
     #[inline]
-    fn start<'k>(&mut self, submission: Submission<'k>) -> State<'k> {
+    fn start(&mut self, submission: &mut Submission<'_>) -> Started {
         match self.credits() > self.called || self.pair.is_closing() {
             true => self.stage(submission),
-            false => State::Waiting(submission, None),
+            false => Started::NoCredit,
         }
     }
 
     #[inline]
-    fn stage<'k>(&mut self, mut submission: Submission<'k>) -> State<'k> {
-        let cell = self.free.last().copied();
-        submission.user_data = cell.map_or(u64::MAX, u64::from);
-        match (self.pair.stage(submission, &mut self.staged), cell) {
-            (Ok(ticket), Some(cell)) => {
+    fn stage(&mut self, submission: &mut Submission<'_>) -> Started {
+        let Some(cell) = self.free.last().copied() else {
+            // Only where it would be refused anyway: who has a credit, or was called, finds a cell.
+            return Started::Refused(self.pair.refuse());
+        };
+        submission.user_data = u64::from(cell);
+        match self.pair.stage(submission, &mut self.staged) {
+            Ok(ticket) => {
                 self.free.pop();
                 self.cells[cell as usize] = Cell::Pending(ticket, None);
                 self.wake_reactor();
-                State::InFlight(cell)
+                Started::InFlight(cell)
             }
-            // Accepted without a cell: can't be, for there are as many cells as credits, and who is called finds both.
-            (Ok(_), None) => State::Taken,
-            (Err(refused), _) => State::Refused(refused.reason, refused.op.into_slot()),
+            Err(reason) => Started::Refused(reason),
         }
     }
 
@@ -300,6 +321,33 @@ impl Core {
         }
     }
 
+    /// Starts an op whose turn it is; else it has, or gets, a place in the queue with this waker. Returns a waker to be dropped, too.
+    fn wait(
+        &mut self,
+        submission: &mut Submission<'_>,
+        place: &mut Option<u64>,
+        waker: OpWaker,
+    ) -> (Started, Option<OpWaker>) {
+        let Some(place) = *place else {
+            let started = self.start(submission);
+            if !matches!(started, Started::NoCredit) {
+                return (started, Some(waker));
+            }
+            *place = Some(self.next_place);
+            let place = self.next_place;
+            self.next_place += 1;
+            self.waiting.push_back(Waiting { place, waker });
+            return (started, None);
+        };
+        if self.is_called(place) {
+            self.called -= 1;
+            return (self.stage(submission), Some(waker));
+        }
+        let it = self.waiting.iter_mut().find(|it| it.place == place);
+        let before = it.map(|it| mem::replace(&mut it.waker, waker));
+        (Started::NoCredit, before)
+    }
+
     /// Whether the place is in the queue no more.
     fn is_called(&self, place: u64) -> bool {
         self.waiting.front().is_none_or(|first| first.place > place)
@@ -316,28 +364,30 @@ impl Core {
         self.waiting.remove(at)
     }
 
-    /// The end of an op, if it has come.
-    #[inline]
-    fn take(&mut self, index: u32) -> Option<(Result<Done, OpError>, Option<Slot>)> {
-        let cell = &mut self.cells[index as usize];
-        match mem::replace(cell, Cell::Free) {
-            Cell::Ended(result, slot) => {
-                self.free.push(index);
-                self.call();
-                Some((result, slot))
-            }
-            other => {
-                *cell = other;
-                None
-            }
-        }
+    fn is_alone(&self) -> bool {
+        matches!(self.reactor, Presence::Absent)
     }
 
-    /// Whether the op's waker wakes this task already.
-    fn knows(&self, index: u32, waker: &Waker) -> bool {
-        match &self.cells[index as usize] {
-            Cell::Pending(_, Some(known)) => known.will_wake(waker),
-            _ => false,
+    /// Looks for the end of an op, and takes it.
+    #[inline]
+    fn look(&mut self, index: u32, waker: &Waker) -> Look {
+        if self.pair.is_forked() {
+            return Look::Forked;
+        }
+        let alone = self.is_alone();
+        if alone {
+            self.turn();
+        }
+        match &mut self.cells[index as usize] {
+            Cell::Ended(result, slot) => {
+                let look = Look::Ended(*result, slot.take());
+                self.cells[index as usize] = Cell::Free;
+                self.free.push(index);
+                self.call();
+                look
+            }
+            Cell::Pending(_, Some(known)) if !alone && known.will_wake(waker) => Look::Pending,
+            _ => Look::Unknown,
         }
     }
 
@@ -381,29 +431,28 @@ impl Core {
 }
 
 impl LocalOp<'_> {
-    fn is_alone(&self) -> bool {
-        matches!(self.client.0.borrow().reactor, Presence::Absent)
-    }
-
     #[inline]
     fn poll_in_flight(&mut self, index: u32, cx: &mut Context<'_>) -> Poll<Returned<Done>> {
         let core = &self.client.0;
-        let alone = self.is_alone();
-        if alone {
-            with(core, Core::turn);
-        }
-        if let Some((result, slot)) = with(core, |core| core.take(index)) {
-            self.state = State::Taken;
-            let result = result.map_err(ClientError::Failed);
-            return Poll::Ready(Returned { result, slot });
-        }
-        if !core.borrow().knows(index, cx.waker()) {
-            let waker = OpWaker::of(cx.waker());
-            let before = core.borrow_mut().set_waker(index, waker);
-            drop(before);
-        }
-        if alone {
-            cx.waker().wake_by_ref();
+        match with(core, |core| core.look(index, cx.waker())) {
+            Look::Ended(result, slot) => {
+                self.state = State::Taken;
+                let result = result.map_err(ClientError::Failed);
+                return Poll::Ready(Returned { result, slot });
+            }
+            Look::Pending => {}
+            Look::Unknown => {
+                let waker = OpWaker::of(cx.waker());
+                let (before, alone) = {
+                    let mut core = core.borrow_mut();
+                    (core.set_waker(index, waker), core.is_alone())
+                };
+                drop(before);
+                if alone {
+                    cx.waker().wake_by_ref();
+                }
+            }
+            Look::Forked => return self.forked(),
         }
         Poll::Pending
     }
@@ -412,58 +461,42 @@ impl LocalOp<'_> {
     #[cold]
     fn poll_others(&mut self, cx: &mut Context<'_>) -> Poll<Returned<Done>> {
         let core = &self.client.0;
-        let alone = self.is_alone();
-        if alone {
-            with(core, Core::turn);
+        if core.borrow().pair.is_forked() {
+            return self.forked();
         }
-        self.state = match mem::replace(&mut self.state, State::Taken) {
-            State::Waiting(submission, None) => {
+        let (reason, slot) = match mem::replace(&mut self.state, State::Taken) {
+            State::Waiting(mut submission, mut place) => {
                 let waker = OpWaker::of(cx.waker());
-                with(core, |core| match core.start(submission) {
-                    State::Waiting(submission, _) => {
-                        let place = core.next_place;
-                        core.next_place += 1;
-                        core.waiting.push_back(Waiting { place, waker });
-                        State::Waiting(submission, Some(place))
+                let (started, before, alone) = with(core, |core| {
+                    let alone = core.is_alone();
+                    if alone {
+                        core.turn();
                     }
-                    started => started,
-                })
-            }
-            State::Waiting(submission, Some(place)) => {
-                let waker = OpWaker::of(cx.waker());
-                let (state, before) = with(core, |core| {
-                    if core.is_called(place) {
-                        core.called -= 1;
-                        return (core.stage(submission), Some(waker));
-                    }
-                    let it = core.waiting.iter_mut().find(|it| it.place == place);
-                    let before = it.map(|it| mem::replace(&mut it.waker, waker));
-                    (State::Waiting(submission, Some(place)), before)
+                    let (started, before) = core.wait(&mut submission, &mut place, waker);
+                    (started, before, alone)
                 });
                 drop(before);
-                state
-            }
-            other => other,
-        };
-        match mem::replace(&mut self.state, State::Taken) {
-            State::InFlight(index) => {
-                self.state = State::InFlight(index);
-                self.poll_in_flight(index, cx)
-            }
-            State::Refused(reason, slot) => Poll::Ready(Returned {
-                result: Err(reason.into()),
-                slot,
-            }),
-            waiting @ State::Waiting(..) => {
-                self.state = waiting;
-                if alone {
-                    cx.waker().wake_by_ref();
+                match started {
+                    Started::InFlight(index) => {
+                        self.state = State::InFlight(index);
+                        return self.poll_in_flight(index, cx);
+                    }
+                    Started::NoCredit => {
+                        self.state = State::Waiting(submission, place);
+                        if alone {
+                            cx.waker().wake_by_ref();
+                        }
+                        return Poll::Pending;
+                    }
+                    Started::Refused(reason) => (reason, submission.into_slot()),
                 }
-                Poll::Pending
             }
+            State::Refused(reason, slot) => (reason, slot),
             // Polled again after its end: there is nothing to wait for, and panicking is not for a library.
-            State::Taken => Poll::Pending,
-        }
+            State::InFlight(_) | State::Taken => return Poll::Pending,
+        };
+        let result = Err(reason.into());
+        Poll::Ready(Returned { result, slot })
     }
 
     /// How it ends in a forked child. A slot that was accepted is the parent's.
@@ -486,13 +519,9 @@ impl Future for LocalOp<'_> {
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Returned<Done>> {
-        let this = &mut *self;
-        if this.client.0.borrow().pair.is_forked() {
-            return this.forked();
-        }
-        match this.state {
-            State::InFlight(index) => this.poll_in_flight(index, cx),
-            _ => this.poll_others(cx),
+        match self.state {
+            State::InFlight(index) => self.poll_in_flight(index, cx),
+            _ => self.poll_others(cx),
         }
     }
 }

@@ -528,27 +528,23 @@ impl Pair {
     }
 
     /// Accepts an op, which [`show`](Self::show) shows to the workers.
+    /// Takes its slot; one that is refused is left as it is.
     #[inline]
-    pub(crate) fn stage<'k>(
+    pub(crate) fn stage(
         &mut self,
-        mut submission: Submission<'k>,
+        submission: &mut Submission<'_>,
         staged: &mut Staged,
-    ) -> Result<Ticket, Refused<Submission<'k>>> {
+    ) -> Result<Ticket, SubmitError> {
         if staged.rings == 0 {
             staged.since = self.engine.clock.raw();
         }
         let ring = ring_of(submission.op, submission.class);
-        match self.accept(ring, &mut submission, staged.since) {
-            Ok(ticket) => {
-                staged.rings |= 1 << ring;
-                Ok(ticket)
-            }
-            Err(reason) => {
-                self.count_refused();
-                let op = submission;
-                Err(Refused { reason, op })
-            }
+        let accepted = self.accept(ring, submission, staged.since);
+        match accepted {
+            Ok(_) => staged.rings |= 1 << ring,
+            Err(_) => self.count_refused(),
         }
+        accepted
     }
 
     /// Shows what was staged to the workers, by one publication. Whether there was something.
@@ -950,6 +946,12 @@ impl Pair {
         })
     }
 
+    /// Refuses an op of a closing engine without looking at it.
+    pub(crate) fn refuse(&self) -> SubmitError {
+        self.count_refused();
+        self.engine.refusal()
+    }
+
     /// Whether nothing more is accepted.
     pub(crate) fn is_closing(&self) -> bool {
         self.engine.is_closing()
@@ -1094,9 +1096,15 @@ impl PairBatch<'_> {
     #[inline]
     pub fn push<'k>(
         &mut self,
-        submission: Submission<'k>,
+        mut submission: Submission<'k>,
     ) -> Result<Ticket, Refused<Submission<'k>>> {
-        self.pair.stage(submission, &mut self.staged)
+        match self.pair.stage(&mut submission, &mut self.staged) {
+            Ok(ticket) => Ok(ticket),
+            Err(reason) => {
+                let op = submission;
+                Err(Refused { reason, op })
+            }
+        }
     }
 
     /// How many more ops can be pushed before completions must be reaped.
