@@ -16,7 +16,9 @@ use moonring::{Engine, EngineConfig, OpKind, Submission};
 use standin::{Kind, Master, StandIn};
 
 /// In which a process must end, whatever its calls do.
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(5);
+/// Far above what anything else takes.
+const LONG: Duration = Duration::from_secs(20);
 /// How long the exit hook waits.
 const WAITS: Duration = Duration::from_secs(3);
 /// The environment variable that says what the host is to do.
@@ -33,8 +35,16 @@ struct End {
     whole: Duration,
 }
 
-/// Starts a host, waits until it is ready, and, with a signal, sends it.
+/// A host's end, which came soon: a machine that does other things delays some of five, and a fault all of them.
+#[track_caller]
 fn host(what: &str, signal: Option<i32>) -> End {
+    let mut ends = (0..5).map(|_| host_once(what, signal));
+    let end = ends.find(|end| end.took < SOON);
+    end.unwrap_or_else(|| panic!("{what}: none ended within {SOON:?}"))
+}
+
+/// Starts a host, waits until it is ready, and, with a signal, sends it.
+fn host_once(what: &str, signal: Option<i32>) -> End {
     let spawned = Instant::now();
     let mut child = Command::new(std::env::current_exe().expect("a test"))
         .args(["--exact", "child", "--ignored", "--nocapture"])
@@ -73,7 +83,6 @@ fn ends_well(what: &str, signal: Option<i32>, code: i32) {
     let _watchdog = watchdog();
     let end = host(what, signal);
     assert_eq!(end.code, Some(code), "{what}");
-    assert!(end.took < SOON, "{what}: {:?}", end.took);
     let all = "returned true, closed true, at rest true";
     assert!(end.said.contains(all), "{what}: {}", end.said);
 }
@@ -103,7 +112,7 @@ fn a_call_that_is_stuck_delays_the_end_by_no_more_than_the_limit() {
     let _watchdog = watchdog();
     let end = host("stuck", None);
     assert_eq!(end.code, Some(9));
-    assert!(end.whole >= WAITS && end.took < SOON, "{:?}", end.took);
+    assert!(end.whole >= WAITS, "{:?}", end.whole);
     // Nothing hangs after us here, so the host's handlers had their turn; and whoever waited for the op was told.
     let ops_only = "returned false, closed false, at rest true";
     assert!(end.said.contains(ops_only), "{}", end.said);
@@ -114,7 +123,6 @@ fn exit_from_inside_a_waker() {
     let _watchdog = watchdog();
     let end = host("waker", None);
     assert_eq!(end.code, Some(11));
-    assert!(end.took < SOON, "{:?}", end.took);
 }
 
 #[test]
@@ -135,7 +143,6 @@ fn the_client_of_a_library_is_gone_before_its_own_handlers_run() {
     }
     let end = host("library", None);
     assert_eq!(end.code, Some(3));
-    assert!(end.took < SOON, "{:?}", end.took);
     assert!(!end.said.contains("teardown with a client"), "{}", end.said);
 }
 
@@ -147,7 +154,7 @@ fn a_call_that_is_stuck_in_a_library_is_not_torn_down_under() {
     }
     let end = host("library, stuck", None);
     assert_eq!(end.code, Some(4));
-    assert!(end.whole >= WAITS && end.took < SOON, "{:?}", end.took);
+    assert!(end.whole >= WAITS, "{:?}", end.whole);
     assert!(!end.said.contains("teardown"), "{}", end.said);
 }
 
@@ -287,7 +294,7 @@ fn child() {
                 pair.submit(Submission::lookup("a")).unwrap();
                 std::mem::forget(pair);
             }
-            assert!(sim.gate().wait_inside(OpKind::Lookup, 2, SOON));
+            assert!(sim.gate().wait_inside(OpKind::Lookup, 2, LONG));
             say("ready");
             std::process::exit(9);
         }
@@ -305,7 +312,7 @@ fn child() {
             let gate = sim.gate().close(&[OpKind::Lookup]);
             let mut pair = engine.pair(1).unwrap();
             pair.submit(Submission::lookup("a")).unwrap();
-            assert!(sim.gate().wait_inside(OpKind::Lookup, 1, SOON));
+            assert!(sim.gate().wait_inside(OpKind::Lookup, 1, LONG));
             let ended = engine.shutdown(moonring::Shutdown::Cancel, Duration::ZERO);
             assert_eq!(ended.unwrap().stuck_workers.len(), 1);
             drop((pair, engine));
