@@ -341,7 +341,11 @@ impl Core {
         };
         if self.is_called(place) {
             self.called -= 1;
-            return (self.stage(submission), Some(waker));
+            let started = self.stage(submission);
+            if matches!(started, Started::Refused(_)) {
+                self.call(); // What was kept for it is another's.
+            }
+            return (started, Some(waker));
         }
         let it = self.waiting.iter_mut().find(|it| it.place == place);
         let before = it.map(|it| mem::replace(&mut it.waker, waker));

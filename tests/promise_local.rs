@@ -215,6 +215,29 @@ fn credits_go_to_those_who_wait_in_their_order_and_none_is_lost_by_a_drop() {
 }
 
 #[test]
+fn who_is_refused_when_its_turn_comes_passes_it_on() {
+    let (engine, mut driver) = by_hand(Arc::new(NullStore));
+    let (client, mut reactor) = local(&engine, 1);
+    let noop = Waker::noop();
+    assert!(poll(&mut reactor, noop).is_pending());
+    let lookup = |key| Box::pin(client.submit(Submission::lookup(key)));
+    let (mut first, mut bad, mut next) = (lookup("first"), lookup("a\0b"), lookup("next"));
+    let ((bad_woken, bads), (next_woken, nexts)) = (Counting::new(), Counting::new());
+    assert!(poll(&mut bad, &bads).is_pending());
+    assert!(poll(&mut next, &nexts).is_pending());
+    assert!(poll(&mut reactor, noop).is_pending());
+    assert!(driver.poll_once());
+    assert!(poll(&mut reactor, noop).is_pending());
+    assert!(poll(&mut first, noop).is_ready());
+    assert_eq!((bad_woken.wakes(), next_woken.wakes()), (1, 0));
+    let Poll::Ready(Returned { result, .. }) = poll(&mut bad, &bads) else {
+        panic!("neither refused nor ended");
+    };
+    let refused = Err(ClientError::Refused(SubmitError::NulInKey { at: 1 }));
+    assert_eq!((result, next_woken.wakes()), (refused, 1));
+}
+
+#[test]
 fn many_tasks_over_few_credits_all_get_their_own_bytes() {
     within(HANG, "many tasks", || {
         let store = memory();
