@@ -406,7 +406,7 @@ impl Swept {
         let sizes: Vec<_> = lines.iter().filter_map(|l| l.fixed_max_batch).collect();
         let (low, high) = (sizes.iter().min(), sizes.iter().max());
         let (low, high) = low.zip(high).map_or((1, 2), |(l, h)| (*l, *h));
-        let x = Axis::doubling(low as f64, high as f64, "max_batch");
+        let x = Axis::doubling(low as f64, high as f64, 1, "max_batch", svg::number);
         let y = Axis::linear(most, 4.0, "", svg::short);
         let mut chart = Chart::new(x, y, false);
         let mut legend = Vec::new();
@@ -434,7 +434,7 @@ impl Swept {
             let ends = [low as f64, high as f64].map(|x| (x, rate, told.clone()));
             draw("s2 raw", "as configured", ends.into(), false);
         }
-        let drawn = chart.finish_alone(&format!("{title}: keys/s"), &legend);
+        let drawn = svg::alone(&format!("{title}: keys/s"), &legend, vec![("", chart)]);
         let failed = |e| Failure::run(format!("--svg {}: {e}", path.display()));
         std::fs::write(path, drawn).map_err(failed)
     }

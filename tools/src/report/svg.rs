@@ -138,21 +138,38 @@ impl Axis {
         }
     }
 
-    /// From `low` to `high`, a mark at each doubling.
-    pub fn doubling(low: f64, high: f64, title: &str) -> Self {
+    /// From `low` to `high`, a mark at each doubling, or each second one, and so on.
+    pub fn doubling(
+        low: f64,
+        high: f64,
+        doublings: i32,
+        title: &str,
+        text: impl Fn(f64) -> String,
+    ) -> Self {
         let low = low.max(1.0);
         let high = high.max(low * 2.0);
-        let marks = std::iter::successors(Some(low), |mark| Some(mark * 2.0));
+        let step = 2_f64.powi(doublings.max(1));
+        let marks = std::iter::successors(Some(low), |mark| Some(mark * step));
         let marks = marks.take_while(|mark| *mark <= high * 1.001);
         Self {
             scale: Scale::Log(low, high),
-            marks: marks.map(|mark| (mark, number(mark.round()))).collect(),
+            marks: marks.map(|mark| (mark, text(mark))).collect(),
             title: title.to_owned(),
         }
     }
 
     /// Latencies, in microseconds: logarithmic.
     pub fn latency(values: impl Iterator<Item = f64>) -> Self {
+        Self::decades(values, |us| match us {
+            _ if us < 1.0 => format!("{} ns", number(us * 1e3)),
+            _ if us < 1e3 => format!("{} µs", number(us)),
+            _ if us < 1e6 => format!("{} ms", number(us / 1e3)),
+            _ => format!("{} s", number(us / 1e6)),
+        })
+    }
+
+    /// What the values lie between: logarithmic, marks at powers of ten, or also at 2 and 5 times these.
+    pub fn decades(values: impl Iterator<Item = f64>, text: impl Fn(f64) -> String) -> Self {
         let (mut low, mut high) = (f64::INFINITY, 0.0_f64);
         for value in values.filter(|value| *value > 0.0 && value.is_finite()) {
             (low, high) = (low.min(value), high.max(value));
@@ -177,12 +194,6 @@ impl Axis {
         let marks = all
             .iter()
             .filter(|mark| (low * 0.999..=high * 1.001).contains(*mark));
-        let text = |us: f64| match us {
-            _ if us < 1.0 => format!("{} ns", number(us * 1e3)),
-            _ if us < 1e3 => format!("{} µs", number(us)),
-            _ if us < 1e6 => format!("{} ms", number(us / 1e3)),
-            _ => format!("{} s", number(us / 1e6)),
-        };
         Self {
             scale: Scale::Log(low, high),
             marks: marks
@@ -306,32 +317,6 @@ impl Chart {
         );
     }
 
-    /// The chart as a file of its own: with its title, what its lines are, and their colours, on a ground of its own.
-    pub fn finish_alone(self, title: &str, legend: &[(&str, &str)]) -> String {
-        let height = self.height;
-        let head = 26.0 + 18.0 * legend.len() as f64;
-        let chart = self.finish(title);
-        let mut out = format!(
-            r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="-8 0 {} {}"><style>{ALONE}</style><rect class="ground" x="-8" width="100%" height="100%"/><text class="title" x="0" y="18">{}</text>"#,
-            WIDTH + 16.0,
-            height + head,
-            escape(title)
-        );
-        for (i, (class, name)) in legend.iter().enumerate() {
-            let y = 34.0 + 18.0 * i as f64;
-            let _ = write!(
-                out,
-                r#"<path class="line {class}" d="M0 {y}h22"/><text x="30" y="{}">{}</text>"#,
-                y + 4.0,
-                escape(name)
-            );
-        }
-        let _ = write!(out, r#"<svg y="{head}" width="{WIDTH}" height="{height}""#);
-        out.push_str(chart.strip_prefix("<svg").unwrap_or(&chart));
-        out.push_str("</svg>\n");
-        out
-    }
-
     /// The element. `label` says what it shows to those who can't see it.
     pub fn finish(mut self, label: &str) -> String {
         let bottom = self.height - 40.0;
@@ -394,6 +379,43 @@ impl Chart {
         out.push_str("</svg>");
         out
     }
+}
+
+/// Charts below each other as a file of its own: a title, what the lines are, what each chart is of (nothing where the title says
+/// it), and their colours, on a ground of its own.
+pub fn alone(title: &str, legend: &[(&str, &str)], charts: Vec<(&str, Chart)>) -> String {
+    let mut body = String::new();
+    let mut y = 26.0;
+    for (class, name) in legend {
+        let _ = write!(
+            body,
+            r#"<path class="line {class}" d="M0 {}h22"/><text x="30" y="{}">{}</text>"#,
+            y + 8.0,
+            y + 12.0,
+            escape(name)
+        );
+        y += 18.0;
+    }
+    for (of, chart) in charts {
+        if !of.is_empty() {
+            let _ = write!(body, r#"<text y="{}">{}</text>"#, y + 14.0, escape(of));
+            y += 20.0;
+        }
+        let height = chart.height;
+        let chart = chart.finish(format!("{title} {of}").trim_end());
+        let chart = chart.strip_prefix("<svg").unwrap_or(&chart);
+        let _ = write!(
+            body,
+            r#"<svg y="{y}" width="{WIDTH}" height="{height}"{chart}"#
+        );
+        y += height;
+    }
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"-8 0 {} {y}\"><style>{ALONE}</style>\
+         <rect class=\"ground\" x=\"-8\" width=\"100%\" height=\"100%\"/><text class=\"title\" x=\"0\" y=\"18\">{}</text>{body}</svg>\n",
+        WIDTH + 16.0,
+        escape(title)
+    )
 }
 
 /// A bar of parts that add up, for each row.
