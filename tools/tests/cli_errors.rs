@@ -169,7 +169,6 @@ fn causes(folder: &Path) -> Vec<Cause> {
         bench("mixed", &["--op", "mixed", "--compare"]),
         bench("sweep's sizes", &["--sweep=0"]),
         bench("mixed sweep", &["--op", "mixed", "--sweep"]),
-        bench("sweep's log", &["--hlog", "x", "--sweep"]),
         bench("rounds", &["--rounds", "3"]),
         bench("linger", &["--linger-us", "3", "--path", "client"]),
         json(

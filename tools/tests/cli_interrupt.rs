@@ -181,6 +181,67 @@ fn a_comparison_tells_the_rounds_that_were_over() {
     }
 }
 
+/// Rounds of half a millisecond a setting, of which the first few are over.
+#[test]
+fn a_sweep_tells_the_rounds_that_were_over() {
+    for op in ["retrieve", "delete"] {
+        // All rounds take 10 s at least. On a busy machine the first one may not be over soon.
+        let delays = [1_500, 4_000, 8_000].map(Duration::from_millis);
+        let mut runs = delays.into_iter().map(|delay| {
+            let folder = folder(&format!("interrupt_sweep_{op}"));
+            let drawn = folder.join("a.svg");
+            let svg = drawn.to_string_lossy();
+            let args = ["bench", "--sweep=4,16", "--op", op, "--keys", "128"];
+            let more = ["--seconds", "2", "--rounds", "4000", "--svg"];
+            let args = [&args[..], &more, &[&svg]].concat();
+            let report = told(op, &folder, &args, When::Running(delay));
+            (report, drawn.is_file())
+        });
+        let run = runs.find(|(report, _)| report["rounds"].as_u64() > Some(0));
+        let (report, drawn) = run.expect("a round in 8 s");
+        assert!(drawn, "{op}");
+        assert_eq!(report["errors"], Value::Array(Vec::new()), "{op}");
+        assert_eq!(report["failed_ops"], 0, "{op}");
+        let rounds = report["rounds"].as_u64().expect("a number");
+        assert!(rounds < 4000, "{op}: {rounds}");
+        assert_eq!(report["sweep"]["rounds"], rounds, "{op}");
+        let ratio = report["ratio_vs_best_fixed"].as_f64();
+        assert!(ratio > Some(0.0), "{op}: {ratio:?}");
+        // Each was measured in the same rounds: the cut one counts for none.
+        let settings = report["sweep"]["settings"].as_array().expect("a list");
+        assert_eq!(settings.len(), 5, "{op}");
+        for line in settings {
+            assert!(line["keys"].as_u64() >= Some(rounds), "{op}: {line}");
+            assert_eq!(line["failed_keys"], 0, "{op}: {line}");
+        }
+        let intervals = report["intervals"].as_array().expect("a list");
+        assert!(!intervals.is_empty(), "{op}");
+        let engine = &report["engine"];
+        assert_eq!(engine["accepted"], engine["completed"], "{op}");
+    }
+}
+
+/// The first setting alone would warm up for four minutes, and no run is waited for longer than one.
+#[test]
+fn a_sweep_that_has_no_round_yet_says_so_and_nothing_is_wrong() {
+    for op in ["retrieve", "store", "delete"] {
+        let folder = folder(&format!("interrupt_sweep_early_{op}"));
+        let svg = folder.join("a.svg");
+        let svg = svg.to_string_lossy();
+        let args = ["bench", "--sweep", "--op", op, "--seconds", "600"];
+        let when = When::SettingUp(Duration::from_millis(500));
+        let args = [&args[..], &["--svg", &svg]].concat();
+        let (report, status, stderr) = interrupted(&folder, &args, when, 1);
+        assert_eq!(status.code(), Some(130), "{op}: {stderr}");
+        let report = report.expect("a report");
+        assert_eq!(report["errors"], Value::Array(Vec::new()), "{op}");
+        assert_eq!(report["rounds"], 0, "{op}");
+        assert_eq!(report["ratio_vs_best_fixed"], Value::Null, "{op}");
+        assert_eq!(report["best_fixed_max_batch"], Value::Null, "{op}");
+        assert!(!Path::new(&*svg).exists(), "{op}: of nothing");
+    }
+}
+
 /// A look at all keys by one thread, one call per key, would take over two minutes, and no run is waited for longer than one.
 #[test]
 fn a_comparison_that_has_no_round_yet_says_so_and_nothing_is_wrong() {

@@ -236,11 +236,32 @@ fn a_log_of_a_comparison_agrees_with_its_json() {
         for told in [
             "times one call per key",
             "times the best by hand",
-            "had its turns",
+            "in turns with others",
         ] {
             assert!(page.contains(told), "{op}: no {told}");
         }
         // Taking a caller's times would make the engine slower than what it is compared with.
+        assert_eq!(lane.get("caller_us"), None, "{op}");
+    }
+}
+
+/// The turns of the settings as configured are in it, and nothing of the others.
+#[test]
+fn a_log_of_a_sweep_is_of_the_settings_as_configured() {
+    let folder = folder("log_sweep");
+    for op in ["lookup", "store"] {
+        let args = ["bench", "--sweep=4,16", "--op", op, "--keys", "128"];
+        let more = ["--seconds", "0.2", "--rounds", "4"];
+        let (_, report) = recorded(&folder, op, &[&args[..], &more].concat());
+        all_agree(&folder, op, &report, &[]);
+        let lane = &report["lanes"][op];
+        let keys = &report["sweep"]["settings"][0]["keys"];
+        assert_eq!([&lane["ops"], &report["ops"]], [keys; 2], "{op}");
+        assert!(report["ops"].as_u64() > Some(0), "{op}");
+        let page = page(&folder, &[&format!("{op}.hlog"), &format!("{op}.json")]);
+        for told in ["times the best fixed bound", "in turns with others"] {
+            assert!(page.contains(told), "{op}: no {told}");
+        }
         assert_eq!(lane.get("caller_us"), None, "{op}");
     }
 }

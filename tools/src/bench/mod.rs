@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
-use moonring::{Engine, EngineConfig, INLINE_KEY, OpKind, PairOptions, Stats};
+use moonring::{Engine, EngineConfig, INLINE_KEY, OpKind, PairOptions};
 
 use crate::cli::{Failure, PathKind};
 use crate::interrupt;
@@ -37,7 +37,7 @@ Examples:
   moonring bench --rate 20000 --depth 256 --producers 2
   moonring bench --compare --keys 8192 --depth 1024
   moonring bench --sweep --value-bytes 4MiB --keys 64 --depth 32
-Ctrl-C ends it; what was measured so far is reported (not with --sweep).")]
+Ctrl-C ends it; what was measured so far is reported.")]
 pub struct BenchArgs {
     /// The store and the engine, as JSON: what LMCache takes, and more (docs/configuration.md)
     #[arg(long, value_name = "JSON", default_value = r#"{"type":"memory"}"#)]
@@ -306,47 +306,57 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     };
     // A store that moves no bytes gives none back.
     let keeps = !session::is_null(&adapter);
-    let mut results = if let Some((op, sizes)) = swept {
-        let producers = producers(&Books::default())?;
-        let config = &adapter.engine;
-        let outcome = sweep::drive(args, op, sizes, config, &session, producers);
-        Results::of_sweep(outcome, &session)
-    } else {
-        let progress = progress(args);
-        let interval = Duration::from_secs_f64(args.record.interval);
-        interrupt::listen();
-        let (driven, recorded) = record::watched(
-            &session.engine,
-            interval,
-            &mut outputs,
-            &progress,
-            |watch| {
-                let producers = producers(watch.books())?;
-                let Some(op) = compared else {
-                    let verify = keeps && matches!(args.op, BenchOp::Retrieve | BenchOp::Store);
-                    let driven = rounds::drive(args, watch, producers, verify);
-                    return Ok(Driven::Rounds(driven));
-                };
-                let lend = |_| session.slots.as_ref()?.lend(args.value_bytes as usize);
-                let slots = (0..rivals_slots).map(lend).collect::<Option<Vec<_>>>();
-                let slots = slots.ok_or_else(|| Failure::run("the pool has too few slots"))?;
-                let plan = compare::Plan {
+    let turns = match swept {
+        Some((_, sizes)) => Some(sweep::turns(args, &adapter.engine, sizes)),
+        None => compared.map(|_| compare::turns(args)),
+    };
+    let progress = progress(args, turns);
+    let interval = Duration::from_secs_f64(args.record.interval);
+    interrupt::listen();
+    let (driven, recorded) = record::watched(
+        &session.engine,
+        interval,
+        &mut outputs,
+        &progress,
+        |watch| {
+            let producers = producers(watch.books())?;
+            if let Some((op, sizes)) = swept {
+                let plan = sweep::Plan {
                     args,
                     op,
+                    sizes,
+                    config: &adapter.engine,
                     session: &session,
                     watch,
                     bar: &progress.bar,
-                    verify: keeps,
                 };
-                let outcome = compare::drive(&plan, producers, slots);
-                Ok(Driven::Compared(Box::new(outcome)))
-            },
-        );
-        progress.bar.finish_and_clear();
-        match driven? {
-            Driven::Rounds(driven) => Results::of_rounds(driven, recorded),
-            Driven::Compared(outcome) => Results::of_comparison(*outcome, recorded),
-        }
+                return Ok(Driven::Swept(sweep::drive(&plan, producers)));
+            }
+            let Some(op) = compared else {
+                let verify = keeps && matches!(args.op, BenchOp::Retrieve | BenchOp::Store);
+                let driven = rounds::drive(args, watch, producers, verify);
+                return Ok(Driven::Rounds(driven));
+            };
+            let lend = |_| session.slots.as_ref()?.lend(args.value_bytes as usize);
+            let slots = (0..rivals_slots).map(lend).collect::<Option<Vec<_>>>();
+            let slots = slots.ok_or_else(|| Failure::run("the pool has too few slots"))?;
+            let plan = compare::Plan {
+                args,
+                op,
+                session: &session,
+                watch,
+                bar: &progress.bar,
+                verify: keeps,
+            };
+            let outcome = compare::drive(&plan, producers, slots);
+            Ok(Driven::Compared(Box::new(outcome)))
+        },
+    );
+    progress.bar.finish_and_clear();
+    let mut results = match driven? {
+        Driven::Rounds(driven) => Results::of_rounds(driven, recorded),
+        Driven::Compared(outcome) => Results::of_comparison(*outcome, recorded),
+        Driven::Swept(outcome) => Results::of_sweep(outcome, recorded),
     };
     let (last, shut_down) = session.end();
 
@@ -386,6 +396,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
 enum Driven {
     Rounds((Result<Measured, String>, rounds::Verified)),
     Compared(Box<Result<compare::Outcome, String>>),
+    Swept(Result<sweep::Outcome, String>),
 }
 
 /// What a bench came to.
@@ -421,28 +432,19 @@ impl Results {
         }
     }
 
-    fn of_sweep(outcome: Result<sweep::Outcome, String>, session: &Session) -> Self {
-        let (measured, stats, swept, errors) = match outcome {
-            Ok(outcome) => (
-                outcome.measured,
-                outcome.stats,
-                Some(outcome.swept),
-                Vec::new(),
-            ),
-            Err(error) => (
-                Measured::default(),
-                session.engine.stats(),
-                None,
-                vec![error],
-            ),
+    fn of_sweep(outcome: Result<sweep::Outcome, String>, mut recorded: Recorded) -> Self {
+        let written = recorded.error.take();
+        let (measured, swept, error) = match outcome {
+            Ok(outcome) => (outcome.measured, Some(outcome.swept), None),
+            Err(error) => (Measured::default(), None, Some(error)),
         };
         Self {
             measured,
             verified: Counts::default(),
-            recorded: unwatched(stats),
+            recorded,
             compared: None,
             swept,
-            errors,
+            errors: error.into_iter().chain(written).collect(),
         }
     }
 
@@ -487,25 +489,17 @@ impl Results {
     }
 }
 
-/// Rounds of a sweep are not recorded over time.
-fn unwatched(stats: Stats) -> Recorded {
-    Recorded {
-        stats,
-        ..Recorded::default()
-    }
-}
-
-/// A bar on a terminal, nothing elsewhere: of the ops, of the time, or of a comparison's measurements.
-fn progress(args: &BenchArgs) -> Progress {
+/// A bar on a terminal, nothing elsewhere: of the ops, of the time, or of as many measurements in turns.
+fn progress(args: &BenchArgs, turns: Option<u64>) -> Progress {
     let percent = "{msg}{bar:40} {percent} %, {eta} left";
-    let (length, template, position): (_, _, Option<Position>) = match args.ops {
-        _ if args.compare => (compare::turns(args), percent, None),
-        Some(ops) => (
+    let (length, template, position): (_, _, Option<Position>) = match (turns, args.ops) {
+        (Some(turns), _) => (turns, percent, None),
+        (None, Some(ops)) => (
             ops,
             "{msg}{bar:40} {human_pos}/{human_len} ops, {eta} left",
             Some(|_, ops| ops),
         ),
-        None => (
+        (None, None) => (
             (args.seconds.unwrap_or(DEFAULT_SECONDS) * 1e3) as u64,
             percent,
             Some(|time: Duration, _| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
@@ -543,12 +537,6 @@ fn swept<'a>(
     let Some(sizes) = &args.sweep else {
         return Ok(None);
     };
-    let recorded = [("--hlog", &args.record.hlog), ("--hgrm", &args.record.hgrm)];
-    if let Some((option, _)) = recorded.into_iter().find(|(_, path)| path.is_some()) {
-        return Err(Failure::input(format!(
-            "{option}: not with --sweep, whose short rounds are not recorded over time"
-        )));
-    }
     for &size in sizes {
         let valid = config.clone().max_batch(size).validate();
         valid.map_err(|e| Failure::input(format!("--sweep: {e}")))?;

@@ -2,7 +2,7 @@
 //!
 //! Each setting has an engine of its own on the same store and the same memory; the same producers work with one after the other,
 //! so that of all engines one at a time has something to do. Each runs for a while unmeasured before the first round: it learns, and
-//! what it learns stays. Ratios are taken within a round.
+//! what it learns stays. Ratios are taken within a round. Ctrl-C ends it with the rounds that were over.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -10,6 +10,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
+use indicatif::ProgressBar;
 use moonring::store::{
     CallResult, Capabilities, DeleteBatch, LookupBatch, RegisterError, RetrieveBatch, Store,
     StoreBatch, StoreHealth,
@@ -22,8 +23,10 @@ use super::compare::summary::{Laps, Quartiles, ratio};
 use super::plan::{Counts, Phase};
 use super::producer::{Limit, Producer, Way};
 use super::rounds::Measured;
-use super::{BenchArgs, BenchOp, DELETE_ALL};
+use super::{BenchArgs, BenchOp, DEFAULT_SECONDS, DELETE_ALL};
 use crate::cli::Failure;
+use crate::interrupt;
+use crate::record::Watch;
 use crate::report::svg::{self, Axis, Chart};
 use crate::session::Session;
 use crate::table::{self, Table};
@@ -89,8 +92,6 @@ struct Contestant {
 pub struct Outcome {
     /// What the settings as configured did.
     pub measured: Measured,
-    /// The same engine's counts, from the first round's beginning.
-    pub stats: Stats,
     /// All of it.
     pub swept: Swept,
 }
@@ -98,10 +99,10 @@ pub struct Outcome {
 /// The members that `--sweep` adds to the report.
 #[derive(Clone, Debug, Serialize)]
 pub struct Swept {
-    /// The rate as configured over that of the best fixed bound; the median of the rounds.
-    ratio_vs_best_fixed: f64,
+    /// The rate as configured over that of the best fixed bound; the median of the rounds. `None`: no round was over.
+    ratio_vs_best_fixed: Option<f64>,
     /// That bound.
-    best_fixed_max_batch: usize,
+    best_fixed_max_batch: Option<usize>,
     sweep: Details,
 }
 
@@ -138,22 +139,46 @@ const PROCEDURE: &str = "each setting has an engine of its own on the same store
     of all its rounds; in each round all are measured, one after the other, by the same producers with the same keys; ratios are \
     taken within a round";
 
+/// What is swept, and where.
+pub struct Plan<'a> {
+    pub args: &'a BenchArgs,
+    pub op: OpKind,
+    /// The fixed bounds.
+    pub sizes: &'a [usize],
+    pub config: &'a EngineConfig,
+    pub session: &'a Session,
+    /// Told when the first round begins and when the last one is over.
+    pub watch: &'a Watch<'a>,
+    /// Moves on with each of [`turns`].
+    pub bar: &'a ProgressBar,
+}
+
+/// How many measurements all rounds are together.
+pub fn turns(args: &BenchArgs, config: &EngineConfig, sizes: &[usize]) -> u64 {
+    rounds(args) as u64 * (1 + settings(config, sizes).count()) as u64
+}
+
+fn rounds(args: &BenchArgs) -> u32 {
+    args.rounds.unwrap_or(super::compare::ROUNDS)
+}
+
+/// Each size, also without learning how many calls to make; where that is configured, only so.
+fn settings(config: &EngineConfig, sizes: &[usize]) -> impl Iterator<Item = (bool, usize)> {
+    let adapt = [true, false].into_iter().filter(|on| config.adapt || !on);
+    adapt.flat_map(|adapt| sizes.iter().map(move |size| (adapt, *size)))
+}
+
 /// Runs the producers through all settings, and cleans up.
 ///
 /// # Errors
 /// An engine did not start, an op was refused, the set-up failed, or a thread panicked.
-pub fn drive(
-    args: &BenchArgs,
-    op: OpKind,
-    sizes: &[usize],
-    config: &EngineConfig,
-    session: &Session,
-    producers: Vec<Producer>,
-) -> Result<Outcome, String> {
-    let mut contestants = contestants(args, sizes, config, session)?;
-    let mut sweep = Sweep { args, producers };
-    let outcome = sweep.run(op, session, &mut contestants);
-    let cleaned = sweep.phase(DELETE_ALL, None);
+pub fn drive(plan: &Plan<'_>, producers: Vec<Producer>) -> Result<Outcome, String> {
+    let mut contestants = contestants(plan)?;
+    let mut sweep = Sweep { plan, producers };
+    let outcome = sweep.run(&mut contestants);
+    plan.watch.end();
+    // The store may be shared, and outlive us.
+    let cleaned = sweep.phase(DELETE_ALL, None, false);
     for engine in contestants.into_iter().filter_map(|c| c.engine) {
         engine
             .shutdown(Shutdown::Drain, Duration::from_secs(60))
@@ -164,13 +189,14 @@ pub fn drive(
     Ok(outcome)
 }
 
-/// The settings: as configured, which the producers begin with, and each size, also without learning how many calls to make.
-fn contestants(
-    args: &BenchArgs,
-    sizes: &[usize],
-    config: &EngineConfig,
-    session: &Session,
-) -> Result<Vec<Contestant>, String> {
+/// As configured, which the producers begin with, and each of [`settings`] with an engine of its own.
+fn contestants(plan: &Plan<'_>) -> Result<Vec<Contestant>, String> {
+    let Plan {
+        args,
+        config,
+        session,
+        ..
+    } = *plan;
     let contestant = |max_batch, adapt, engine, ways| Contestant {
         max_batch,
         adapt,
@@ -180,52 +206,49 @@ fn contestants(
         laps: Laps::default(),
     };
     let mut all = vec![contestant(None, config.adapt, None, Vec::new())];
-    for adapt in [true, false] {
-        if adapt && !config.adapt {
-            continue;
+    for (adapt, max_batch) in settings(config, plan.sizes) {
+        let config = config.clone().max_batch(max_batch).adapt(adapt);
+        let store = Arc::new(Lent(Arc::clone(session.engine.store())));
+        let mut builder = Engine::builder(store).config(config);
+        if let Some(region) = &session.region {
+            builder = builder.region(region.clone());
         }
-        for &max_batch in sizes {
-            let config = config.clone().max_batch(max_batch).adapt(adapt);
-            let store = Arc::new(Lent(Arc::clone(session.engine.store())));
-            let mut builder = Engine::builder(store).config(config);
-            if let Some(region) = &session.region {
-                builder = builder.region(region.clone());
-            }
-            let engine = builder.start().map_err(|e| format!("start: {e}"))?;
-            let ways = (0..args.producers).map(|_| super::way(args, &engine));
-            let ways = ways.collect::<Result<_, Failure>>().map_err(|e| e.what)?;
-            all.push(contestant(Some(max_batch), adapt, Some(engine), ways));
-        }
+        let engine = builder.start().map_err(|e| format!("start: {e}"))?;
+        let ways = (0..args.producers).map(|_| super::way(args, &engine));
+        let ways = ways.collect::<Result<_, Failure>>().map_err(|e| e.what)?;
+        all.push(contestant(Some(max_batch), adapt, Some(engine), ways));
     }
     Ok(all)
 }
 
 struct Sweep<'a> {
-    args: &'a BenchArgs,
+    plan: &'a Plan<'a>,
     producers: Vec<Producer>,
 }
 
 impl Sweep<'_> {
-    fn run(
-        &mut self,
-        op: OpKind,
-        session: &Session,
-        contestants: &mut [Contestant],
-    ) -> Result<Outcome, String> {
-        let rounds = self.args.rounds.unwrap_or(super::compare::ROUNDS);
-        let time = Duration::from_secs_f64(self.args.seconds.unwrap_or(5.0));
-        let slice = time / rounds;
+    fn run(&mut self, contestants: &mut [Contestant]) -> Result<Outcome, String> {
+        let Plan {
+            args, op, session, ..
+        } = *self.plan;
+        let time = Duration::from_secs_f64(args.seconds.unwrap_or(DEFAULT_SECONDS));
+        let slice = time / rounds(args);
         self.set_up(true)?;
         let stats = |c: &Contestant| c.engine.as_ref().unwrap_or(&session.engine).stats();
         for contestant in &mut *contestants {
             self.lap(contestant, time.mul_f64(WARM_UP))?;
             contestant.before = stats(contestant);
         }
+        if !interrupt::pressed() {
+            self.plan.watch.begin();
+            self.plan.bar.reset();
+        }
         let all = contestants.len();
-        for round in 0..rounds as usize {
-            for turn in 0..all {
-                let contestant = &mut contestants[(round + turn) % all];
-                let lap = self.lap(contestant, slice)?;
+        for round in 0..rounds(args) as usize {
+            let Some(laps) = self.round(round, contestants, slice)? else {
+                break;
+            };
+            for (contestant, lap) in contestants.iter_mut().zip(laps) {
                 contestant.laps.add(lap);
             }
         }
@@ -251,17 +274,17 @@ impl Sweep<'_> {
             let median = |i: usize| lines[i].keys_per_s.median;
             median(a).total_cmp(&median(b))
         });
-        let best = best.ok_or("no size")?;
+        let rounds = configured.laps.rounds() as u32;
+        let best = best.filter(|_| rounds > 0).map(|best| &contestants[best]);
         Ok(Outcome {
             measured: Measured {
                 counts: configured.laps.all.counts,
                 time: configured.laps.all.time,
                 rounds: rounds.into(),
             },
-            stats: stats(configured).since(&configured.before),
             swept: Swept {
-                ratio_vs_best_fixed: median_ratio(&configured.laps, &contestants[best].laps),
-                best_fixed_max_batch: contestants[best].max_batch.unwrap_or(0),
+                ratio_vs_best_fixed: best.map(|best| median_ratio(&configured.laps, &best.laps)),
+                best_fixed_max_batch: best.and_then(|best| best.max_batch),
                 sweep: Details {
                     procedure: PROCEDURE,
                     rounds,
@@ -270,6 +293,26 @@ impl Sweep<'_> {
                 },
             },
         })
+    }
+
+    /// One measurement of each; `None`: Ctrl-C came before all had theirs.
+    fn round(
+        &mut self,
+        round: usize,
+        contestants: &mut [Contestant],
+        slice: Duration,
+    ) -> Result<Option<Vec<Lap>>, String> {
+        let all = contestants.len();
+        let mut laps = vec![Lap::default(); all];
+        for turn in 0..all {
+            let nth = (round + turn) % all;
+            laps[nth] = self.lap(&mut contestants[nth], slice)?;
+            if interrupt::pressed() {
+                return Ok(None);
+            }
+            self.plan.bar.inc(1);
+        }
+        Ok(Some(laps))
     }
 
     /// One setting, for as long as `slice`.
@@ -285,10 +328,10 @@ impl Sweep<'_> {
         loop {
             self.set_up(false)?;
             let left = slice.saturating_sub(all.time);
-            let lap = self.phase(self.args.op.measured(), Some(left))?;
+            let lap = self.engine(self.plan.args.op.measured(), Some(left))?;
             all.add(lap);
             // A pass without an op would repeat for ever.
-            if all.time >= slice || lap.counts.ops == 0 {
+            if all.time >= slice || lap.counts.ops == 0 || interrupt::pressed() {
                 return Ok(all);
             }
         }
@@ -296,16 +339,17 @@ impl Sweep<'_> {
 
     /// Makes the store ready for the op, unmeasured; where that is good for all passes, only at `first`.
     fn set_up(&mut self, first: bool) -> Result<(), String> {
-        let cycles = matches!(self.args.op, BenchOp::Lookup | BenchOp::Retrieve);
+        let op = self.plan.args.op;
+        let cycles = matches!(op, BenchOp::Lookup | BenchOp::Retrieve);
         if cycles && !first {
             return Ok(());
         }
-        self.phase(DELETE_ALL, None)?;
-        let before = self.args.op.before();
+        self.engine(DELETE_ALL, None)?;
+        let before = op.before();
         if before == DELETE_ALL {
             return Ok(());
         }
-        match self.phase(before, None)?.counts.failed {
+        match self.engine(before, None)?.counts.failed {
             0 => Ok(()),
             failed => Err(format!("set-up: {failed} values could not be stored")),
         }
@@ -317,12 +361,23 @@ impl Sweep<'_> {
         }
     }
 
-    fn phase(&mut self, phase: Phase, limit: Option<Duration>) -> Result<Lap, String> {
+    /// A phase of all producers, which Ctrl-C ends.
+    fn engine(&mut self, phase: Phase, limit: Option<Duration>) -> Result<Lap, String> {
+        self.phase(phase, limit, true)
+    }
+
+    fn phase(
+        &mut self,
+        phase: Phase,
+        limit: Option<Duration>,
+        stoppable: bool,
+    ) -> Result<Lap, String> {
         race(self.producers.iter_mut().map(|producer| {
             move |began| {
                 let until = limit.map(|limit| began + limit);
                 let limit = Limit {
                     until,
+                    stoppable,
                     ..Limit::NONE
                 };
                 producer.run(phase, limit)
@@ -350,6 +405,10 @@ impl Swept {
 
     /// The text for people.
     pub fn text(&self) -> String {
+        let (Some(ratio), Some(best)) = (self.ratio_vs_best_fixed, self.best_fixed_max_batch)
+        else {
+            return "no round was over: nothing is swept\n".into();
+        };
         let mut text = String::new();
         let Details {
             rounds, round_s, ..
@@ -389,17 +448,19 @@ impl Swept {
         text.push_str(&table.text());
         let _ = writeln!(
             text,
-            "\nas configured it has {:.3} of the best fixed bound's rate, {} keys",
-            self.ratio_vs_best_fixed, self.best_fixed_max_batch
+            "\nas configured it has {ratio:.3} of the best fixed bound's rate, {best} keys"
         );
         text
     }
 
-    /// Draws the rates over the bounds.
+    /// Draws the rates over the bounds, if there are any.
     ///
     /// # Errors
     /// The file can't be written.
     pub fn draw(&self, title: &str, path: &Path) -> Result<(), Failure> {
+        if self.ratio_vs_best_fixed.is_none() {
+            return Ok(());
+        }
         let lines = &self.sweep.settings;
         let most = lines.iter().map(|line| line.keys_per_s.median);
         let most = most.fold(0.0, f64::max);

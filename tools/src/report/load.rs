@@ -227,7 +227,7 @@ pub struct Run {
     pub began_unix_s: Option<f64>,
     /// What was done: names and values.
     pub facts: Vec<(String, String)>,
-    /// Only turns of it were the engine's: `bench --compare`.
+    /// Only turns of it were the engine's: `bench --compare`, `bench --sweep`.
     pub in_turns: bool,
     /// What was not as it should be.
     pub errors: Vec<String>,
@@ -513,6 +513,7 @@ fn facts(run: &mut Run, report: &Value) {
         ("gbytes_per_s", "GB/s"),
         ("ratio_vs_per_key", "times one call per key"),
         ("ratio_vs_hand_batched", "times the best by hand"),
+        ("ratio_vs_best_fixed", "times the best fixed bound"),
     ] {
         match report.get(name) {
             None | Some(Value::Null) => {}
@@ -526,7 +527,9 @@ fn facts(run: &mut Run, report: &Value) {
     if let Some(store) = report.pointer("/l2_adapter/type") {
         run.facts.insert(0, ("store".into(), text(store)));
     }
-    run.in_turns = report.get("compare").is_some();
+    run.in_turns = ["compare", "sweep"]
+        .iter()
+        .any(|turns| report.get(turns).is_some());
     if report.get("interrupted") == Some(&Value::Bool(true)) {
         run.errors
             .push("interrupted by Ctrl-C: this is what was measured before".into());

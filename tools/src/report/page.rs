@@ -74,7 +74,7 @@ fn head(out: &mut String, runs: &[Run]) {
         }
         if run.in_turns {
             out.push_str(
-                "<p class=\"note\">A comparison, in which the engine had its turns: over time there is nothing of it in between.</p>",
+                "<p class=\"note\">The engine was measured in turns with others: over time there is nothing of it in between.</p>",
             );
         }
         for error in &run.errors {
