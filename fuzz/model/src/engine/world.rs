@@ -661,7 +661,7 @@ impl World {
                 let choices = [1, 700_000, 1_000_000, 3_000_000];
                 let how = self.below(8);
                 let model = self.model.borrow_mut();
-                let until = model.settled_time(choices[how / 2], how % 2 == 0);
+                let until = model.settled_time(choices[how / 2], how.is_multiple_of(2));
                 until - model.now
             }
         };
