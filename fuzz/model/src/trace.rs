@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use moonring_tools::trace::{Request, TraceReader, parse};
+use crate::reader::{Request, TraceReader, parse};
 
 /// Takes any bytes as a trace.
 ///

@@ -6,7 +6,8 @@
 //! it, as other workers do.
 //!
 //! Compared are: the answer to each submission and cancel; each store call, with its keys, buffers and order; each completion, with
-//! its ticket, result and flags; the bytes of slots and objects; which slots are free; what is in quarantine; all counts.
+//! its ticket, result and flags; the bytes of slots and objects; which slots are free; what is in quarantine; whether circuits are
+//! open, and why; all counts.
 
 mod model;
 mod store;
