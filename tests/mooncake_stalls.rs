@@ -15,7 +15,7 @@ use mooncake::{Mooncake, RESTART, eventually};
 use moonring::config::CoreChoice;
 use moonring::store::MooncakeStore;
 use moonring::{
-    Completion, Done, Engine, EngineConfig, HealthState, OpError, OpKind, Pair, Region,
+    Client, Completion, Done, Engine, EngineConfig, HealthState, OpError, OpKind, Pair, Region,
     RegionOptions, SlotClass, SlotPool, StoreOutcome, Submission, SubmitError, Unavailable,
 };
 
@@ -61,12 +61,17 @@ impl Host {
         }
     }
 
+    /// A client that waits as long as it takes, whatever the lanes' defaults are.
+    fn patient(&self) -> Client {
+        self.engine.client().with_timeout(None)
+    }
+
     fn store_all(&self, keys: &[String]) {
         let items = keys
             .iter()
             .map(|key| (key, slot_of(&self.slots, &value(key))));
         let mut out = Vec::new();
-        self.engine.client().blocking().store_many(items, &mut out);
+        self.patient().blocking().store_many(items, &mut out);
         for done in out {
             assert_eq!(done.result, Ok(StoreOutcome::Accepted));
         }
@@ -78,10 +83,7 @@ impl Host {
             .iter()
             .map(|key| (key, canary_slot(&self.slots, BYTES)));
         let mut out = Vec::new();
-        self.engine
-            .client()
-            .blocking()
-            .retrieve_many(items, &mut out);
+        self.patient().blocking().retrieve_many(items, &mut out);
         for (done, key) in out.into_iter().zip(keys) {
             assert_eq!(done.result, Ok(BYTES as u64), "{key}");
             assert_holds(done.slot.expect("it comes back"), &value(key));

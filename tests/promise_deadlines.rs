@@ -387,14 +387,14 @@ fn a_deadline_far_away_never_comes() {
 #[test]
 fn thousands_of_deadlines_each_come_at_their_own_time() {
     let _dog = watchdog();
-    one_of_ten(|| match p99_of_thousands_of_deadlines() {
+    one_of_ten(|| match p90_of_thousands_of_deadlines() {
         late if late < ms(100) => Ok(()),
         late => Err(format!("{late:?} late")),
     });
 }
 
-/// How late the last of a hundred is.
-fn p99_of_thousands_of_deadlines() -> Duration {
+/// How late the last is of nine in ten.
+fn p90_of_thousands_of_deadlines() -> Duration {
     let (engine, sim, _pool) = start(config(1).dedicated(OpKind::Lookup, 2).max_batch(1));
     let gate = sim.gate().close(&[OpKind::Lookup]);
     let mut busy = engine.pair(2).unwrap();
@@ -445,7 +445,7 @@ fn p99_of_thousands_of_deadlines() -> Duration {
         at(1000)
     );
     assert_eq!(sim.report().calls[OpKind::Lookup.index()], 2);
-    at(990)
+    at(900)
 }
 
 /// A ring's place is free again when a worker has passed the entry over that a late op left behind.

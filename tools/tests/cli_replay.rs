@@ -211,7 +211,8 @@ fn callers_share_calls(trace: &str, delay_us: u32, more: &[&str]) {
         );
         let callers = many.pointer("/lanes/retrieve/callers_per_call");
         let callers = callers.and_then(Value::as_f64).expect("a number");
-        assert!(callers >= 4.0, "{path}: {callers} callers a call");
+        // One caller would be one a call.
+        assert!(callers >= 2.0, "{path}: {callers} callers a call");
     }
 }
 
