@@ -201,18 +201,21 @@ fn callers_share_calls(trace: &str, delay_us: u32, more: &[&str]) {
             accounted(&report);
             report
         };
-        let (one, many) = (run("1"), run("64"));
+        let one = run("1");
         let calls = |report: &Value| number(report, "/lanes/retrieve/calls");
+        // How many come together in a run is up to the machine, too; not in five.
+        let shared = (0..5).any(|_| {
+            let many = run("64");
+            let callers = many.pointer("/lanes/retrieve/callers_per_call");
+            let callers = callers.and_then(Value::as_f64).expect("a number");
+            let (few, single) = (calls(&many), calls(&one));
+            println!("{path}: {few} calls of {callers} callers, {single} with one caller");
+            few * 4 <= single && callers >= 4.0
+        });
         assert!(
-            calls(&many) * 4 <= calls(&one),
-            "{path}: {} calls, {} with one caller",
-            calls(&many),
-            calls(&one)
+            shared,
+            "{path}: never a quarter of the calls, for 4 callers each"
         );
-        let callers = many.pointer("/lanes/retrieve/callers_per_call");
-        let callers = callers.and_then(Value::as_f64).expect("a number");
-        // One caller would be one a call.
-        assert!(callers >= 2.0, "{path}: {callers} callers a call");
     }
 }
 
