@@ -10,8 +10,9 @@
 //!   the reactor sleeps? wake it         reap: results to their cells
 //!   Pending                             anything done? wake the tasks,
 //!                                         and be polled again after them
-//!                                       nothing: announce, look again   ◀──── completions; announced? wake it
-//!                                       sleep
+//!                                       nothing for `spin_us`:
+//!                                         announce, look again          ◀──── completions; announced? wake it
+//!                                         sleep
 //! ```
 //!
 //! # The cells
@@ -38,6 +39,7 @@ use std::mem;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
+use std::time::Instant;
 
 use crate::pair::Staged;
 use crate::waker::OpWaker;
@@ -45,6 +47,9 @@ use crate::{
     ClientError, Completion, Done, OpError, Pair, Returned, Slot, Submission, SubmitError, Ticket,
     WaitError,
 };
+
+/// So many ops are shown at once, whoever else is still to have its turn: a worker is at them while the others of a long turn submit.
+const SHOWN_TOGETHER: usize = 32;
 
 /// A pair whose ops are futures, for all tasks of one thread: the way to the engine for a runtime of one thread, or one a core.
 ///
@@ -92,6 +97,8 @@ pub struct LocalOp<'a> {
 struct Core {
     pair: Pair,
     staged: Staged,
+    /// How many those are.
+    unshown: usize,
     cells: Box<[Cell]>,
     free: Vec<u32>,
     waiting: VecDeque<Waiting>,
@@ -99,6 +106,8 @@ struct Core {
     /// How many were called and have not come.
     called: usize,
     reactor: Presence,
+    /// Since when the reactor has found nothing.
+    idle_since: Option<Instant>,
     /// To be woken once the core is let go.
     wakers: Vec<OpWaker>,
 }
@@ -180,12 +189,14 @@ impl LocalClient {
         let core = Core {
             pair,
             staged: Staged::default(),
+            unshown: 0,
             cells: (0..depth).map(|_| Cell::Free).collect(),
             free: (0..depth as u32).rev().collect(),
             waiting: VecDeque::new(),
             next_place: 0,
             called: 0,
             reactor: Presence::Absent,
+            idle_since: None,
             wakers: Vec::with_capacity(depth),
         };
         let core = Rc::new(RefCell::new(core));
@@ -260,6 +271,10 @@ impl Core {
             Ok(ticket) => {
                 self.free.pop();
                 self.cells[cell as usize] = Cell::Pending(ticket, None);
+                self.unshown += 1;
+                if self.unshown == SHOWN_TOGETHER {
+                    self.show();
+                }
                 self.wake_reactor();
                 Started::InFlight(cell)
             }
@@ -275,19 +290,26 @@ impl Core {
             Presence::Asleep(waker) => self.wakers.push(waker),
             Presence::Absent => {
                 self.reactor = Presence::Absent;
-                self.pair.show(&mut self.staged);
+                self.show();
             }
         }
     }
 
+    /// Shows what is staged. Whether there was something.
+    fn show(&mut self) -> bool {
+        self.unshown = 0;
+        self.pair.show(&mut self.staged)
+    }
+
     /// Shows what is staged, and takes what has ended. Whether there was anything.
     fn turn(&mut self) -> bool {
-        let mut any = self.pair.show(&mut self.staged);
+        let mut any = self.show();
         while let Some(completion) = self.pair.poll() {
             any = true;
             self.settle(completion);
         }
         if any {
+            self.idle_since = None;
             self.call();
         }
         any
@@ -419,7 +441,7 @@ impl Core {
 
     /// The reactor is gone: all who wait look for themselves.
     fn go_without_reactor(&mut self) -> Presence {
-        self.pair.show(&mut self.staged);
+        self.show();
         for cell in &mut self.cells {
             if let Cell::Pending(_, waker) = cell {
                 self.wakers.extend(waker.take());
@@ -555,12 +577,12 @@ impl Future for Reactor {
             if Rc::strong_count(core) == 1 || core.borrow().pair.is_forked() {
                 return Poll::Ready(());
             }
-            let (any, before) = with(core, |core| {
+            let (again, before) = with(core, |core| {
                 let before = mem::replace(&mut core.reactor, Presence::Awake);
-                (core.turn(), before)
+                (core.turn() || core.spins(), before)
             });
             drop(before);
-            if any {
+            if again {
                 // Those who were woken come first; what they submit is then shown together.
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
@@ -576,6 +598,16 @@ impl Future for Reactor {
 }
 
 impl Core {
+    /// Whether the reactor, which has found nothing, is to look again after the other tasks rather than sleep.
+    fn spins(&mut self) -> bool {
+        let spin = self.pair.spin();
+        if self.pair.in_flight() == 0 || spin.is_zero() {
+            return false;
+        }
+        let now = Instant::now();
+        now - *self.idle_since.get_or_insert(now) < spin
+    }
+
     /// The reactor sleeps until one of these is woken, by a worker or a task; false where there is something to do. What is
     /// returned is to be dropped.
     fn sleep(&mut self, wakers: [OpWaker; 2]) -> (bool, [Option<OpWaker>; 2]) {
@@ -593,6 +625,7 @@ impl Core {
             // Woken by a worker; or only by a task, where nothing is in flight.
             _ => {}
         }
+        self.idle_since = None;
         self.reactor = Presence::Asleep(task);
         (true, [before, None])
     }

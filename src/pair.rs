@@ -816,7 +816,7 @@ impl Pair {
             return Ok(());
         }
         let start = Instant::now();
-        let spin = Duration::from_micros(u64::from(self.engine.config.spin_us));
+        let spin = self.spin();
         let deadline = timeout.and_then(|t| start.checked_add(t));
         loop {
             for _ in 0..64 {
@@ -950,6 +950,11 @@ impl Pair {
     pub(crate) fn refuse(&self) -> SubmitError {
         self.count_refused();
         self.engine.refusal()
+    }
+
+    /// How long whoever waits for completions looks for them before it sleeps.
+    pub(crate) fn spin(&self) -> Duration {
+        Duration::from_micros(u64::from(self.engine.config.spin_us))
     }
 
     /// Whether nothing more is accepted.

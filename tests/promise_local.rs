@@ -55,7 +55,8 @@ fn poll<F: Future>(future: &mut Pin<Box<F>>, waker: &Waker) -> Poll<F::Output> {
 }
 
 fn by_hand(store: Arc<dyn moonring::store::Store>) -> (Engine, Driver) {
-    let config = config().dedicated(OpKind::Lookup, 1);
+    // A reactor that finds nothing sleeps at once.
+    let config = config().dedicated(OpKind::Lookup, 1).spin_us(0);
     let builder = Engine::builder(store).config(config);
     let (engine, mut drivers) = builder.start_by_hand().unwrap();
     (engine, drivers.pop().unwrap())

@@ -79,7 +79,9 @@ pub fn tasks<L: AsyncFnMut(usize) + 'static>(
     turn: Duration,
     make: impl FnOnce(&LocalSet) -> Vec<L>,
 ) -> Turn {
-    let runtime = tokio::runtime::Builder::new_current_thread().build();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build();
     let runtime = runtime.expect("a runtime without drivers");
     let (done, stop) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
     let local = LocalSet::new();
