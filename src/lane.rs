@@ -37,6 +37,7 @@ use std::time::Duration;
 
 use crossbeam_utils::CachePadded;
 use moonring_rings::crew::{Crew, SPINNING};
+use moonring_rings::linger::Lingerer;
 use moonring_rings::mpmc::Mpmc;
 use moonring_rings::park::publish_fence;
 
@@ -307,11 +308,8 @@ pub(crate) struct Group {
     /// A pair was made whose ops may linger; for good.
     lingers: AtomicBool,
     /// The idle worker that sleeps until what lingers is due.
-    lingerer: AtomicUsize,
+    lingerer: Lingerer,
 }
-
-/// There is no lingerer.
-const NOBODY: usize = usize::MAX;
 
 impl Group {
     pub(crate) fn new(ops: Vec<OpKind>, workers: usize) -> Self {
@@ -325,7 +323,7 @@ impl Group {
             overdue_calls: AtomicUsize::new(0),
             watched: AtomicBool::new(false),
             lingers: AtomicBool::new(false),
-            lingerer: AtomicUsize::new(NOBODY),
+            lingerer: Lingerer::new(),
         }
     }
 
@@ -478,39 +476,27 @@ impl Group {
 
     #[cold]
     pub(crate) fn has_lingerer(&self) -> bool {
-        self.lingerer.load(Ordering::Relaxed) != NOBODY
+        self.lingerer.who().is_some()
     }
 
     /// Sleeps as the group's lingerer for as long as `time` says, or until it is woken. False where there is one. The worker is announced.
     #[cold]
     pub(crate) fn linger(&self, worker: usize, time: impl Fn() -> Duration) -> bool {
-        let (relaxed, nobody) = (Ordering::Relaxed, NOBODY);
-        let taken = self
-            .lingerer
-            .compare_exchange(nobody, worker, relaxed, relaxed);
-        if taken.is_err() {
-            return false;
-        }
-        // Pairs with the publisher's: it sees the lingerer, or `time` is that of its op.
-        fence(Ordering::SeqCst);
-        let time = time();
-        if !time.is_zero() {
-            std::thread::park_timeout(time);
-        }
-        self.lingerer.store(NOBODY, relaxed);
-        self.retract(worker);
-        // Who sees no lingerer from now on is woken by this worker before its call, which sees it asleep.
-        fence(Ordering::SeqCst);
-        true
+        self.lingerer.linger(self.crew.word(), worker, || {
+            let time = time();
+            if !time.is_zero() {
+                std::thread::park_timeout(time);
+            }
+        })
     }
 
     /// Tells that something is due sooner than before. After a fence.
     #[cold]
     pub(crate) fn linger_less(&self) {
-        match self.lingerer.load(Ordering::Relaxed) {
-            NOBODY if self.needs_wake() => self.wake_one(),
-            NOBODY => {}
-            worker => self.unpark(worker),
+        match self.lingerer.who() {
+            Some(worker) => self.unpark(worker),
+            None if self.needs_wake() => self.wake_one(),
+            None => {}
         }
     }
 

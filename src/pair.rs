@@ -715,10 +715,10 @@ impl Pair {
         }
         let class = Class::ALL[ring / OpKind::ALL.len()];
         let added = lane.lingering.add(
-            class,
+            class.index(),
             self.shared.source(),
-            shown,
-            linger.ops,
+            shown.into(),
+            linger.ops.into(),
             now.saturating_add(budget).min(NEVER - 1),
         );
         // Pairs with those of a lingerer, and of workers that leave a closing engine or are in overdue calls.

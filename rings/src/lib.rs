@@ -8,6 +8,7 @@
 //! | [`crew`] | workers that sleep by one word: whom to wake, and when nobody | |
 //! | [`park`] | the wake word: announce, look again, sleep; publish, fence, wake | |
 //! | [`deadline`] | the soonest deadline of a table, and when the timer looks next | |
+//! | [`linger`] | what waits for company, and who sleeps until it is due | many / one at a time |
 //! | [`slots`] | tickets with index and generation, the state of each op in flight, credits | |
 //!
 //! Nothing here knows of stores, of what threads are for, or of foreign calls. All atomics come through
@@ -16,6 +17,7 @@
 pub mod completion;
 pub mod crew;
 pub mod deadline;
+pub mod linger;
 pub mod mpmc;
 pub mod park;
 pub mod slots;

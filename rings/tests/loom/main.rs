@@ -16,6 +16,7 @@ mod completion;
 mod deadline;
 mod event;
 mod life;
+mod linger;
 mod mpmc;
 mod park;
 mod ready;

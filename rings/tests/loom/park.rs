@@ -43,7 +43,7 @@ impl Sleepers {
         }
     }
 
-    fn unpark(&self, n: usize) {
+    pub(crate) fn unpark(&self, n: usize) {
         let thread = self.threads.lock().unwrap()[n].clone();
         thread.expect("announced after it enrolled").unpark();
     }
