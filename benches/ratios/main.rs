@@ -157,20 +157,36 @@ const ROWS: &[Row] = &[
         run: |e| condvar(e, 32, 1),
     },
     Row {
-        what: "local client, 256 tasks that await",
-        against: "pair, one op a submit",
-        bar: Bar::AtLeast(0.4, 0.7),
-        rival: Rival::Any,
-        unit: Unit::Rate,
-        run: local_client,
-    },
-    Row {
         what: "client, 256 tasks that await",
         against: "pair, one op a submit",
         bar: Bar::AtLeast(0.4, 0.7),
         rival: Rival::Any,
         unit: Unit::Rate,
-        run: |e| client(e, 1),
+        run: |e| client(e, 1, false),
+    },
+    Row {
+        what: "local client, 256 tasks that await",
+        against: "pair, one op a submit",
+        bar: Bar::AtLeast(0.4, 0.7),
+        rival: Rival::Any,
+        unit: Unit::Rate,
+        run: |e| local_client(e, false),
+    },
+    Row {
+        what: "client, the same with an I/O driver",
+        against: "pair, one op a submit",
+        bar: Bar::None,
+        rival: Rival::Any,
+        unit: Unit::Rate,
+        run: |e| client(e, 1, true),
+    },
+    Row {
+        what: "local client, the same with an I/O driver",
+        against: "pair, one op a submit",
+        bar: Bar::None,
+        rival: Rival::Any,
+        unit: Unit::Rate,
+        run: |e| local_client(e, true),
     },
     Row {
         what: "client, 8 tasks with lookups of 32",
@@ -178,7 +194,7 @@ const ROWS: &[Row] = &[
         bar: Bar::None,
         rival: Rival::Any,
         unit: Unit::Rate,
-        run: |e| client(e, 32),
+        run: |e| client(e, 32, false),
     },
     Row {
         what: "round trip, spinning, p50",
@@ -311,7 +327,7 @@ fn condvar(effort: Effort, burst: usize, workers: usize) -> Outcome {
     )
 }
 
-fn client(effort: Effort, burst: usize) -> Outcome {
+fn client(effort: Effort, burst: usize, driver: bool) -> Outcome {
     let keys: &'static [String] = keys().leak();
     let (first, last) = (core(Core::First), core(Core::Last));
     let engine = engine(1, first);
@@ -320,12 +336,15 @@ fn client(effort: Effort, burst: usize) -> Outcome {
     pin(last);
     alternate(
         effort,
-        || client_tasks(&client, keys, IN_FLIGHT / burst, burst, effort.turn),
+        || {
+            let tasks = IN_FLIGHT / burst;
+            client_tasks(&client, keys, tasks, burst, effort.turn, driver)
+        },
         || closed_loop(&mut pair, burst, effort.turn),
     )
 }
 
-fn local_client(effort: Effort) -> Outcome {
+fn local_client(effort: Effort, driver: bool) -> Outcome {
     let keys: &'static [String] = keys().leak();
     let (first, last) = (core(Core::First), core(Core::Last));
     let engine = engine(1, first);
@@ -333,7 +352,7 @@ fn local_client(effort: Effort) -> Outcome {
     pin(last);
     alternate(
         effort,
-        || local_tasks(&engine, keys, IN_FLIGHT, IN_FLIGHT, effort.turn),
+        || local_tasks(&engine, keys, IN_FLIGHT, effort.turn, driver),
         || closed_loop(&mut pair, 1, effort.turn),
     )
 }

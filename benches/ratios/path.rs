@@ -71,18 +71,21 @@ impl Side for OnPair<'_> {
 }
 
 /// So many tasks on tokio's current-thread runtime, each with lookups of `burst` keys one after the other; ops per second.
+/// With an I/O `driver`, as a server's runtime has it, waking that thread from another is a system call.
 /// `make` gives a task its way to look up the keys from a number on, and spawns what that needs.
 pub fn tasks<L: AsyncFnMut(usize) + 'static>(
     keys: usize,
     tasks: usize,
     burst: usize,
     turn: Duration,
+    driver: bool,
     make: impl FnOnce(&LocalSet) -> Vec<L>,
 ) -> Turn {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_io()
-        .build();
-    let runtime = runtime.expect("a runtime without drivers");
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    if driver {
+        builder.enable_io();
+    }
+    let runtime = builder.build().expect("a runtime of one thread");
     let (done, stop) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
     let local = LocalSet::new();
     let before = interruptions();
@@ -114,8 +117,9 @@ pub fn client_tasks(
     n: usize,
     burst: usize,
     turn: Duration,
+    driver: bool,
 ) -> Turn {
-    tasks(keys.len(), n, burst, turn, |_| {
+    tasks(keys.len(), n, burst, turn, driver, |_| {
         let task = |_| {
             let client = client.clone();
             let mut there = Vec::with_capacity(burst);
@@ -137,11 +141,11 @@ pub fn local_tasks(
     engine: &Engine,
     keys: &'static [String],
     n: usize,
-    depth: usize,
     turn: Duration,
+    driver: bool,
 ) -> Turn {
-    tasks(keys.len(), n, 1, turn, |local| {
-        let pair = engine.pair(depth).expect("there are few pairs");
+    tasks(keys.len(), n, 1, turn, driver, |local| {
+        let pair = engine.pair(n).expect("there are few pairs");
         let (client, reactor) = LocalClient::new(pair);
         local.spawn_local(reactor);
         let task = |_| {
