@@ -179,7 +179,7 @@ fn local(burst: usize) {
             let future = place.as_mut().as_pin_mut().expect("just set");
             assert!(future.poll(&mut context).is_pending());
         }
-        // Shows them; finds nothing, and sleeps; is woken, and takes the ends.
+        // Shows them; finds nothing yet; takes the ends.
         assert!(reactor.as_mut().poll(&mut context).is_pending());
         assert!(reactor.as_mut().poll(&mut context).is_pending());
         assert!(driver.poll_once());
