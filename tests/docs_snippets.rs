@@ -31,7 +31,7 @@ fn the_pages_show_what_is_here() {
             found += 1;
         }
     }
-    assert_eq!(found, 3);
+    assert_eq!(found, 4);
 }
 
 #[test]
@@ -121,6 +121,28 @@ fn a_pair() -> Result<(), Box<dyn Error>> {
         println!("{} {:?}", done.user_data, done.result);
     }
     Ok(())
+}
+
+#[test]
+#[rustfmt::skip]
+fn a_pair_for_all_tasks_of_a_thread() -> Result<(), Box<dyn Error>> {
+    use std::sync::Arc;
+    use moonring::store::{MemoryOptions, MemoryStore};
+    use moonring::{Engine, LocalClient, Region, RegionOptions, SlotClass, Submission};
+    let store = Arc::new(MemoryStore::new(MemoryOptions::default())?);
+    let region = Region::allocate(RegionOptions::new(1 << 20))?;
+    let slots = region.slot_pool(&[SlotClass { size: 4096, count: 1 }])?;
+    let engine = Engine::builder(store).region(region).start()?;
+    let (key, slot) = ("model@0@0@1f", slots.lend(4096).ok_or("no slot")?);
+    let tasks = tokio::task::LocalSet::new();
+    let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+    runtime.block_on(tasks.run_until(async {
+        let (client, reactor) = LocalClient::new(engine.pair(256)?);
+        tokio::task::spawn_local(reactor);                                  // once, on the thread
+        let got = client.submit(Submission::retrieve(key, slot)).await;     // in any task of the thread
+        println!("{:?} {}", got.result, got.slot.is_some());
+        Ok(())
+    }))
 }
 
 /// What stands side by side for who comes from LMCache: both columns are a configuration that is taken, and mean the same.

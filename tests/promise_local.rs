@@ -122,7 +122,7 @@ fn what_the_tasks_of_one_turn_submit_is_one_call_and_each_is_woken_once_on_its_o
     let (reacted, reactors_waker) = Counting::new();
     assert!(poll(&mut reactor, &reactors_waker).is_pending());
     assert_eq!(reacted.wakes(), 0, "it sleeps, for nothing is there");
-    let keys: Vec<_> = (0..32).map(|i| format!("key {i}")).collect();
+    let keys: Vec<_> = (0..20).map(|i| format!("key {i}")).collect();
     let mut ops: Vec<_> = keys
         .iter()
         .map(|key| {
@@ -143,7 +143,7 @@ fn what_the_tasks_of_one_turn_submit_is_one_call_and_each_is_woken_once_on_its_o
     // The call, on another thread.
     thread::scope(|scope| scope.spawn(|| while driver.poll_once() {}).join().unwrap());
     let calls: Vec<_> = store.take_calls().iter().map(|c| c.keys.len()).collect();
-    assert_eq!(calls, [32]);
+    assert_eq!(calls, [20]);
     assert_eq!(reacted.wakes(), 3);
     assert!(!reacted.woken_here());
     assert!(ops.iter().all(|(_, (woken, _))| woken.wakes() == 0));
@@ -162,6 +162,24 @@ fn what_the_tasks_of_one_turn_submit_is_one_call_and_each_is_woken_once_on_its_o
     assert_eq!(client.credits(), 64);
     drop(client);
     assert!(poll(&mut reactor, &reactors_waker).is_ready());
+}
+
+#[test]
+fn a_long_turn_is_shown_in_parts_before_it_ends() {
+    let store = Watched::new(Arc::new(NullStore));
+    let (engine, mut driver) = by_hand(store.clone());
+    let (client, mut reactor) = local(&engine, 128);
+    assert!(poll(&mut reactor, Waker::noop()).is_pending());
+    let keys: Vec<_> = (0..100).map(|i| format!("key {i}")).collect();
+    let lookup = |key| Box::pin(client.submit(Submission::lookup(key)));
+    let ops: Vec<_> = keys.iter().map(lookup).collect();
+    assert!(driver.poll_once(), "nothing was shown");
+    assert!(!driver.poll_once(), "the rest was shown too early");
+    assert!(poll(&mut reactor, Waker::noop()).is_pending());
+    assert!(driver.poll_once(), "the rest was not shown");
+    let calls: Vec<_> = store.take_calls().iter().map(|c| c.keys.len()).collect();
+    assert_eq!(calls, [96, 4]);
+    drop(ops);
 }
 
 #[test]
