@@ -18,10 +18,10 @@ use moonring::store::{
 use moonring::{Engine, EngineConfig, OpKind, Shutdown, Stats};
 use serde::Serialize;
 
-use super::compare::race::{Lap, race};
+use super::compare::race::{self, Lap};
 use super::compare::summary::{Laps, Quartiles, ratio};
-use super::plan::{Counts, Phase};
-use super::producer::{Limit, Producer, Way};
+use super::plan::Counts;
+use super::producer::{Producer, Way};
 use super::rounds::Measured;
 use super::{BenchArgs, BenchOp, DEFAULT_SECONDS, DELETE_ALL};
 use crate::cli::Failure;
@@ -178,7 +178,7 @@ pub fn drive(plan: &Plan<'_>, producers: Vec<Producer>) -> Result<Outcome, Strin
     let outcome = sweep.run(&mut contestants);
     plan.watch.end();
     // The store may be shared, and outlive us.
-    let cleaned = sweep.phase(DELETE_ALL, None, false);
+    let cleaned = race::phase(&mut sweep.producers, DELETE_ALL, None, false);
     for engine in contestants.into_iter().filter_map(|c| c.engine) {
         engine
             .shutdown(Shutdown::Drain, Duration::from_secs(60))
@@ -328,7 +328,8 @@ impl Sweep<'_> {
         loop {
             self.set_up(false)?;
             let left = slice.saturating_sub(all.time);
-            let lap = self.engine(self.plan.args.op.measured(), Some(left))?;
+            let measured = self.plan.args.op.measured();
+            let lap = race::phase(&mut self.producers, measured, Some(left), true)?;
             all.add(lap);
             // A pass without an op would repeat for ever.
             if all.time >= slice || lap.counts.ops == 0 || interrupt::pressed() {
@@ -344,45 +345,13 @@ impl Sweep<'_> {
         if cycles && !first {
             return Ok(());
         }
-        self.engine(DELETE_ALL, None)?;
-        let before = op.before();
-        if before == DELETE_ALL {
-            return Ok(());
-        }
-        match self.engine(before, None)?.counts.failed {
-            0 => Ok(()),
-            failed => Err(format!("set-up: {failed} values could not be stored")),
-        }
+        race::set_up(&mut self.producers, op.before())
     }
 
     fn swap(&mut self, contestant: &mut Contestant) {
         for (producer, way) in self.producers.iter_mut().zip(&mut contestant.ways) {
             std::mem::swap(&mut producer.way, way);
         }
-    }
-
-    /// A phase of all producers, which Ctrl-C ends.
-    fn engine(&mut self, phase: Phase, limit: Option<Duration>) -> Result<Lap, String> {
-        self.phase(phase, limit, true)
-    }
-
-    fn phase(
-        &mut self,
-        phase: Phase,
-        limit: Option<Duration>,
-        stoppable: bool,
-    ) -> Result<Lap, String> {
-        race(self.producers.iter_mut().map(|producer| {
-            move |began| {
-                let until = limit.map(|limit| began + limit);
-                let limit = Limit {
-                    until,
-                    stoppable,
-                    ..Limit::NONE
-                };
-                producer.run(phase, limit)
-            }
-        }))
     }
 }
 

@@ -15,13 +15,13 @@ use indicatif::ProgressBar;
 use moonring::{OpKind, Slot};
 
 use super::plan::{Counts, Phase, Values};
-use super::producer::{Limit, Producer};
+use super::producer::Producer;
 use super::rounds::Measured;
 use super::{BenchArgs, BenchOp, DEFAULT_SECONDS, DELETE_ALL};
 use crate::interrupt;
 use crate::record::Watch;
 use crate::session::Session;
-use race::{Lap, race};
+use race::Lap;
 pub use rival::LEAST_KEYS;
 use rival::{Course, Rival, Work};
 use summary::Laps;
@@ -92,7 +92,7 @@ pub fn drive(
     let outcome = field.compare();
     plan.watch.end();
     // The store may be shared, and outlive us.
-    let cleaned = field.phase(DELETE_ALL, None, false);
+    let cleaned = race::phase(field.producers, DELETE_ALL, None, false);
     let outcome = outcome?;
     cleaned?;
     Ok(outcome)
@@ -165,7 +165,7 @@ impl Field<'_> {
     ) -> Result<(), String> {
         self.fill_slots();
         if self.cycles() {
-            self.clear_and_store()?;
+            race::set_up(self.producers, BenchOp::Delete.before())?;
         }
         for (rival, laps) in rivals {
             let checked = self.check(*rival)?;
@@ -224,45 +224,14 @@ impl Field<'_> {
     /// Makes the store ready for one pass of the op, through the engine, unmeasured.
     fn set_up(&mut self) -> Result<(), String> {
         match self.plan.args.op {
-            BenchOp::Store => self.engine(DELETE_ALL, None).map(drop),
-            BenchOp::Delete => self.clear_and_store(),
+            op @ (BenchOp::Store | BenchOp::Delete) => race::set_up(self.producers, op.before()),
             _ => Ok(()),
-        }
-    }
-
-    fn clear_and_store(&mut self) -> Result<(), String> {
-        self.engine(DELETE_ALL, None)?;
-        match self.engine(BenchOp::Delete.before(), None)?.counts.failed {
-            0 => Ok(()),
-            failed => Err(format!("set-up: {failed} values could not be stored")),
         }
     }
 
     /// A phase of all producers, which Ctrl-C ends.
     fn engine(&mut self, phase: Phase, limit: Option<Duration>) -> Result<Lap, String> {
-        self.phase(phase, limit, true)
-    }
-
-    fn phase(
-        &mut self,
-        phase: Phase,
-        limit: Option<Duration>,
-        stoppable: bool,
-    ) -> Result<Lap, String> {
-        let producers = self.producers.iter_mut();
-        race(producers.map(|producer| {
-            move |began| {
-                let until = limit.map(|limit| began + limit);
-                producer.run(
-                    phase,
-                    Limit {
-                        until,
-                        stoppable,
-                        ..Limit::NONE
-                    },
-                )
-            }
-        }))
+        race::phase(self.producers, phase, limit, true)
     }
 
     fn rival(&mut self, rival: Rival, course: Course) -> Result<Lap, String> {

@@ -4,7 +4,9 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::bench::plan::Counts;
+use crate::bench::DELETE_ALL;
+use crate::bench::plan::{Counts, Phase};
+use crate::bench::producer::{Limit, Producer};
 
 /// What came of one race.
 #[derive(Clone, Copy, Debug, Default)]
@@ -28,6 +30,44 @@ impl Lap {
             true => 0.0,
             false => self.counts.ops as f64 / self.time.as_secs_f64(),
         }
+    }
+}
+
+/// A phase of all producers, for no longer than `limit`. Ctrl-C ends it if it is `stoppable`.
+///
+/// # Errors
+/// As for [`race`].
+pub fn phase(
+    producers: &mut [Producer],
+    phase: Phase,
+    limit: Option<Duration>,
+    stoppable: bool,
+) -> Result<Lap, String> {
+    race(producers.iter_mut().map(|producer| {
+        move |began| {
+            let until = limit.map(|limit| began + limit);
+            let limit = Limit {
+                until,
+                stoppable,
+                ..Limit::NONE
+            };
+            producer.run(phase, limit)
+        }
+    }))
+}
+
+/// Empties the store, unmeasured, and fills it as `before` says.
+///
+/// # Errors
+/// As for [`race`]; values that could not be stored.
+pub fn set_up(producers: &mut [Producer], before: Phase) -> Result<(), String> {
+    phase(producers, DELETE_ALL, None, true)?;
+    if before == DELETE_ALL {
+        return Ok(());
+    }
+    match phase(producers, before, None, true)?.counts.failed {
+        0 => Ok(()),
+        failed => Err(format!("set-up: {failed} values could not be stored")),
     }
 }
 
