@@ -5,8 +5,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU16, AtomicU64, AtomicUsize, Ordering, fence};
 use std::task::Waker;
 
+use moonring_rings::credits::Credits;
 use moonring_rings::park::publish_fence;
-use moonring_rings::slots::{Credits, Finished, Progress, Ticket};
+use moonring_rings::slots::{Finished, Progress, Ticket};
 use moonring_rings::sync::UnsafeCell;
 use moonring_rings::{Full, PushError};
 
@@ -19,9 +20,6 @@ use crate::store::RawResult;
 use crate::submission::{Buffer, Submission};
 use crate::waker::OpWaker;
 use crate::{EngineConfig, Slot, SubmitError, key};
-
-/// How often a free place is looked for that hides: as long as its giver may be kept from its core, more or less.
-const LOOKS: u32 = 1000;
 
 /// Caller numbers below this are pairs'.
 const FIRST_CALLER: u16 = 4096;
@@ -117,7 +115,7 @@ impl Clients {
             .ok_or(SubmitError::NoCredit { depth })?;
         let mut long_place = None;
         if OpTable::is_long(submission.key) {
-            long_place = self.long_place();
+            long_place = self.long_places.acquire();
             if long_place.is_none() {
                 self.give_back(index, None);
                 let places = self.table.long_key_places();
@@ -131,7 +129,7 @@ impl Clients {
         };
         let ready = placed
             .map_err(|at| SubmitError::NulInKey { at })
-            .and_then(|key| Ok((key, engine.target(op, &mut submission.buffer)?)));
+            .and_then(|key| Ok((key, engine.target(op, &submission.buffer)?)));
         let (key, (buf, len)) = match ready {
             Ok(ready) => ready,
             Err(reason) => {
@@ -203,18 +201,6 @@ impl Clients {
         self.pass_on(index);
     }
 
-    /// A place for a long key. One that is free may hide for a moment behind another that is just being given back.
-    fn long_place(&self) -> Option<u32> {
-        for _ in 0..LOOKS {
-            let place = self.long_places.acquire();
-            if place.is_some() || self.long_places.free() == 0 {
-                return place;
-            }
-            std::thread::yield_now();
-        }
-        None
-    }
-
     /// Gives a credit to the first that waits for one, or else to all.
     #[inline]
     pub(crate) fn pass_on(&self, index: u32) {
@@ -229,9 +215,7 @@ impl Clients {
             } else {
                 self.credits.release(credit);
             }
-            // Pairs with the fence in `Waiting::register`: who queued up has seen the credit, or is seen here. Also after a credit
-            // was granted: another's may have been hidden behind it, while it was on its way into the ring, from its own giver and from
-            // those who wait; of two givers one sees what both have put there.
+            // Pairs with the fence in `Waiting::register`: who queued up has seen the credit, or is seen here.
             fence(Ordering::SeqCst);
             if self.waiting.is_anybody() {
                 index = self.credits.acquire();

@@ -19,6 +19,16 @@ struct Entry {
     value: AtomicU64,
 }
 
+impl Entry {
+    #[inline(always)]
+    fn publish(&self, word: u64, value: u64, lap_bit: u64) {
+        self.value.store(value, Ordering::Relaxed);
+        // Release pairs with the Acquire load in `pop`: the value is written, and all that the op wrote.
+        let order = ordering!(Release, "completion-publish" => Relaxed);
+        self.word.store(word << 1 | lap_bit, order);
+    }
+}
+
 /// The ring. Shared by reference.
 pub struct CompletionRing {
     /// End of what is claimed.
@@ -60,23 +70,42 @@ impl CompletionRing {
         ((position >> self.shift) & 1) ^ 1
     }
 
+    /// Pushes one entry: [`push_all`](Self::push_all) of one.
+    #[inline(always)]
+    pub fn push(&self, word: u64, value: u64) {
+        let position = self.claim(1);
+        self.entry(position)
+            .publish(word, value, self.lap_bit(position));
+    }
+
+    #[inline(always)]
+    fn claim(&self, n: u64) -> u64 {
+        // That the places have been read follows from the credits: among the ops whose completions were claimed up to
+        // here is one that was accepted after that, by the reader, and acceptance happens before completion.
+        // It need not be one of these ops, which may be older; AcqRel hands that knowledge from claim to claim.
+        let order = ordering!(AcqRel, "completion-claim-acquire" => Release, "completion-claim-release" => Acquire);
+        self.tail.fetch_add(n, order)
+    }
+
     /// Pushes one entry for each item. The word must be below 2^63.
     ///
     /// The caller vouches that the credits leave room for them; too many would overwrite entries unread.
     #[inline]
-    pub fn push_all(&self, items: impl ExactSizeIterator<Item = (u64, u64)>) {
-        // That the places have been read follows from the credits: among the ops whose completions were claimed up to
-        // here is one that was accepted after that, by the reader, and acceptance happens before completion.
-        // It need not be one of these ops, which may be older; AcqRel hands that knowledge from claim to claim.
+    pub fn push_all(&self, mut items: impl ExactSizeIterator<Item = (u64, u64)>) {
         let n = items.len() as u64;
-        let order = ordering!(AcqRel, "completion-claim-acquire" => Release, "completion-claim-release" => Acquire);
-        let first = self.tail.fetch_add(n, order);
-        for (position, (word, value)) in (first..first + n).zip(items) {
-            let entry = self.entry(position);
-            entry.value.store(value, Ordering::Relaxed);
-            // Release pairs with the Acquire load in `pop`: the value is written, and all that the op wrote.
-            let order = ordering!(Release, "completion-publish" => Relaxed);
-            entry.word.store(word << 1 | self.lap_bit(position), order);
+        let first = self.claim(n);
+        let mut position = first;
+        // In stretches: up to the ring's end, and on from its begin, in the next lap.
+        while position != first + n {
+            let lap_bit = self.lap_bit(position);
+            let end = ((position | self.mask) + 1).min(first + n);
+            let stretch = self.entries.iter().skip((position & self.mask) as usize);
+            // No more than was claimed, whatever the iterator has.
+            let stretch = stretch.take((end - position) as usize);
+            for (entry, (word, value)) in stretch.zip(&mut items) {
+                entry.publish(word, value, lap_bit);
+            }
+            position = end;
         }
     }
 

@@ -5,16 +5,18 @@
 //! | [`spsc`] | ring of any type; reserve, fill in place, publish once | one / one at a time (consumer token) |
 //! | [`mpmc`] | ring of 63-bit words; n places by one claim, or none | many / many |
 //! | [`completion`] | ring of two-word completions that can't overflow | many / one |
+//! | [`credits`] | the free entries of a table: a stack of indices | many / many |
 //! | [`crew`] | workers that sleep by one word: whom to wake, and when nobody | |
 //! | [`park`] | the wake word: announce, look again, sleep; publish, fence, wake | |
 //! | [`deadline`] | the soonest deadline of a table, and when the timer looks next | |
 //! | [`linger`] | what waits for company, and who sleeps until it is due | many / one at a time |
-//! | [`slots`] | tickets with index and generation, the state of each op in flight, credits | |
+//! | [`slots`] | tickets with index and generation, the state of each op in flight | |
 //!
 //! Nothing here knows of stores, of what threads are for, or of foreign calls. All atomics come through
 //! [`sync`], where the model checker `loom` can stand in (`--cfg loom`); the models are in `tests/loom`.
 
 pub mod completion;
+pub mod credits;
 pub mod crew;
 pub mod deadline;
 pub mod linger;

@@ -1,4 +1,4 @@
-//! The table of ops in flight: tickets, the state of each op, and credits.
+//! The table of ops in flight: tickets, and the state of each op.
 //!
 //! Each op that is accepted holds one **entry** from acceptance until its last notice is reaped; how many entries
 //! there are is the depth, and a free entry is a **credit**. A [`Ticket`] names an op for good: the entry's index
@@ -53,7 +53,6 @@
 
 use core::fmt;
 
-use crate::mpmc::Mpmc;
 use crate::sync::{AtomicU64, Ordering, UnsafeCell, broken, ordering};
 
 const INDEX_BITS: u32 = 24;
@@ -82,6 +81,17 @@ impl Ticket {
     #[inline(always)]
     pub const fn from_word(word: u64) -> Self {
         Self(word)
+    }
+
+    /// The ticket before an entry's first, for [`Table::queue_after`].
+    pub const fn before_first(index: u32) -> Self {
+        Self(index as u64 & INDEX)
+    }
+
+    /// That of the entry's next use.
+    #[inline(always)]
+    fn next(self) -> Self {
+        Self(self.0.wrapping_add(ONE_GENERATION) & (u64::MAX >> 1))
     }
 
     /// The entry's place in its table.
@@ -230,6 +240,55 @@ pub enum Progress {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Done;
 
+/// An op that was claimed: the way to its entry, without another look at the table.
+pub struct Held<D>(*const Entry<D>);
+
+impl<D> Clone for Held<D> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<D> Copy for Held<D> {}
+
+impl<D> Held<D> {
+    /// No op.
+    pub const NONE: Self = Self(core::ptr::null());
+
+    /// Whether it is [`NONE`](Self::NONE).
+    #[inline]
+    pub fn is_none(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// The descriptor, which nobody writes until the op is finished.
+    ///
+    /// # Safety
+    /// It must be an op, and its table alive.
+    #[inline(always)]
+    pub unsafe fn descriptor(self) -> *const D {
+        // SAFETY: the caller vouches for the entry.
+        unsafe { (*self.0).descriptor.with(|d| d) }
+    }
+
+    /// [`Table::end`].
+    ///
+    /// # Safety
+    /// As there; it must be an op, and its table alive.
+    #[inline(always)]
+    pub unsafe fn end(self) -> Ended {
+        // SAFETY: the caller vouches for the entry.
+        let state = unsafe { &(*self.0).state };
+        // Relaxed: it shows nothing. `finish` does, and what is to be known of an abandoned op is known under the lock.
+        let before = state.fetch_add(1, Ordering::Relaxed);
+        debug_assert!(matches!(before & PHASE, RUNNING | OVERDUE));
+        match before & PHASE {
+            RUNNING => Ended::InTime,
+            _ => Ended::Abandoned,
+        }
+    }
+}
+
 impl<D, W> Table<D, W> {
     /// A table of `depth` entries (at most [`MAX_DEPTH`]).
     pub fn new(depth: usize, mut descriptor: impl FnMut(usize) -> D) -> Self {
@@ -297,23 +356,56 @@ impl<D, W> Table<D, W> {
     pub unsafe fn queue(&self, index: u32) -> Ticket {
         // SAFETY: the caller vouches for the index.
         let state = unsafe { &self.entry(index).state };
-        // Relaxed load: in FREE and DONE only the owner changes the word. The Release store pairs with the Acquire in
-        // `claim`, though the ring's own pair has ordered it already.
+        // Relaxed: in FREE and DONE only the owner changes the word.
         let before = state.load(Ordering::Relaxed) & GENERATION;
-        let generation = before.wrapping_add(ONE_GENERATION) & GENERATION;
-        let ticket = Ticket(generation | u64::from(index));
+        // SAFETY: that is the ticket of its last use; the caller vouches for the rest.
+        unsafe { self.queue_after(Ticket(before | u64::from(index))) }
+    }
+
+    /// [`queue`](Table::queue), for an owner that has kept the ticket of the entry's last use
+    /// ([`Ticket::before_first`], if there was none): the word need not be read, which a worker's core has.
+    ///
+    /// # Safety
+    /// As there, for the ticket's index.
+    #[inline(always)]
+    pub unsafe fn queue_after(&self, last: Ticket) -> Ticket {
+        // SAFETY: the caller vouches for the index.
+        let state = unsafe { &self.entry(last.index()).state };
+        debug_assert!(last.is_of(state.load(Ordering::Relaxed)));
+        let ticket = last.next();
+        // Release pairs with the Acquire in `claim`, though the ring's own pair has ordered it already.
         let order = ordering!(Release, "slots-queue" => Relaxed);
         state.store(word(ticket, QUEUED), order);
         ticket
     }
 
-    /// QUEUED → RUNNING. False where the op is not waiting any more (its ring entry is a tombstone), or never was in
-    /// this table.
+    /// Has the processor fetch an op's line to write, for a [`hold`](Table::hold) that follows: the line lies in its owner's cache, and
+    /// each hold would wait for its own by itself.
+    #[inline(always)]
+    pub fn prefetch(&self, ticket: Ticket) {
+        #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
+        // SAFETY: a hint, whatever the address; wrapping, so that it may be of a ticket of another table. x86_64 without it takes it as
+        // no operation.
+        unsafe {
+            let entry = self.entries.as_ptr().wrapping_add(ticket.index() as usize);
+            core::arch::asm!("prefetchw [{}]", in(reg) entry, options(nostack, preserves_flags, readonly));
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(loom), not(miri))))]
+        let _ = ticket;
+    }
+
+    /// [`hold`](Table::hold), for who needs no more than to have claimed it.
     #[inline]
     pub fn claim(&self, ticket: Ticket) -> bool {
-        let Some(Entry { state, .. }) = self.entries.get(ticket.index() as usize) else {
-            return false;
-        };
+        self.hold(ticket).is_some()
+    }
+
+    /// QUEUED → RUNNING. Nothing where the op is not waiting any more (its ring entry is a tombstone), or never was in
+    /// this table.
+    #[inline(always)]
+    pub fn hold(&self, ticket: Ticket) -> Option<Held<D>> {
+        let entry = self.entries.get(ticket.index() as usize)?;
+        let state = &entry.state;
         let mut now = word(ticket, QUEUED);
         // Acquire pairs with the Release store in `queue`. The loop goes round only where the owner changed a flag.
         while let Err(other) = state.compare_exchange(
@@ -324,11 +416,11 @@ impl<D, W> Table<D, W> {
         ) {
             let other_op = other & PHASE == QUEUED && broken("slots-claim-generation");
             if other & !(WAKER | DETACHED) != word(ticket, QUEUED) && !other_op {
-                return false;
+                return None;
             }
             now = other;
         }
-        true
+        Some(Held(entry))
     }
 
     /// RUNNING → ENDING, or OVERDUE → RELEASING: from now on nobody else ends the op. One step, for whoever has come first.
@@ -337,15 +429,8 @@ impl<D, W> Table<D, W> {
     /// The caller must have claimed this ticket and not ended it.
     #[inline]
     pub unsafe fn end(&self, ticket: Ticket) -> Ended {
-        // SAFETY: the caller has claimed the ticket in this table.
-        let state = unsafe { self.state(ticket) };
-        // Relaxed: it shows nothing. `finish` does, and what is to be known of an abandoned op is known under the lock.
-        let before = state.fetch_add(1, Ordering::Relaxed);
-        debug_assert!(matches!(before & PHASE, RUNNING | OVERDUE));
-        match before & PHASE {
-            RUNNING => Ended::InTime,
-            _ => Ended::Abandoned,
-        }
+        // SAFETY: the caller has claimed the ticket in this table, which is alive.
+        unsafe { Held(self.entry(ticket.index())).end() }
     }
 
     /// ENDING → DONE, after the result was written where the owner looks for it; or RELEASING → RELEASED.
@@ -622,43 +707,5 @@ impl<D, W> fmt::Debug for Table<D, W> {
         f.debug_struct("Table")
             .field("depth", &self.depth())
             .finish_non_exhaustive()
-    }
-}
-
-/// The credits of a table that many threads share: the indices of its free entries.
-#[derive(Debug)]
-pub struct Credits {
-    free: Mpmc,
-}
-
-impl Credits {
-    /// All of `depth` credits free.
-    pub fn new(depth: usize) -> Self {
-        let free = Mpmc::new(depth);
-        for index in 0..depth.min(MAX_DEPTH) as u64 {
-            // The ring is new and large enough.
-            let pushed = free.push(index);
-            debug_assert!(pushed.is_ok());
-        }
-        Self { free }
-    }
-
-    /// Takes a credit: the index of an entry that is the caller's now.
-    #[inline]
-    pub fn acquire(&self) -> Option<u32> {
-        self.free.pop().map(|index| index as u32)
-    }
-
-    /// Gives a credit back. There is always room: there are no more credits than places, and a pusher knows of its
-    /// own take, and of those that came before the pushes it sees.
-    #[inline]
-    pub fn release(&self, index: u32) {
-        let pushed = self.free.push(u64::from(index));
-        debug_assert!(pushed.is_ok());
-    }
-
-    /// Free credits. A hint.
-    pub fn free(&self) -> usize {
-        self.free.len()
     }
 }

@@ -203,16 +203,19 @@ impl<T> Producer<T> {
         self.look_for_room()
     }
 
+    /// The next place, where there is one: what follows can't fail.
+    #[inline]
+    pub fn vacant(&mut self) -> Option<Vacant<'_, T>> {
+        self.has_room(1).then_some(Vacant { producer: self })
+    }
+
     /// Fills the next place without showing it. A full ring hands the value back.
     #[inline]
     pub fn stage(&mut self, value: T) -> Result<(), Full<T>> {
-        if !self.has_room(1) {
-            return Err(Full { value, room: 0 });
+        match self.vacant() {
+            Some(place) => place.stage(value),
+            None => return Err(Full { value, room: 0 }),
         }
-        // SAFETY: `has_room` says that the consumer has given this place back, and it lies beyond `tail`, where only
-        // the one producer goes.
-        unsafe { self.places.write(self.staged, value) };
-        self.staged = self.staged.wrapping_add(1);
         Ok(())
     }
 
@@ -284,6 +287,24 @@ impl<T> fmt::Debug for Producer<T> {
             .field("published", &self.published)
             .field("staged", &self.staged)
             .finish()
+    }
+}
+
+/// The next place of a ring, free: see [`Producer::vacant`].
+#[derive(Debug)]
+pub struct Vacant<'a, T> {
+    producer: &'a mut Producer<T>,
+}
+
+impl<T> Vacant<'_, T> {
+    /// Fills it, without showing it.
+    #[inline]
+    pub fn stage(self, value: T) {
+        let producer = self.producer;
+        // SAFETY: `vacant` found that the consumer has given this place back, and it lies beyond `tail`, where only the one
+        // producer goes, which this borrows.
+        unsafe { producer.places.write(producer.staged, value) };
+        producer.staged = producer.staged.wrapping_add(1);
     }
 }
 

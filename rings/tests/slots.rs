@@ -9,9 +9,10 @@ use std::sync::{Arc, Mutex};
 use std::thread::Thread;
 use std::time::Duration;
 
+use moonring_rings::credits::Credits;
 use moonring_rings::mpmc::Mpmc;
 use moonring_rings::slots::{
-    Abandoned, Credits, Done, Ended, Finished, MAX_DEPTH, Progress, Table, Ticket, Why,
+    Abandoned, Done, Ended, Finished, MAX_DEPTH, Progress, Table, Ticket, Why,
 };
 use moonring_rings::sync::UnsafeCell;
 use proptest::prelude::*;

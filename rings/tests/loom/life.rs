@@ -17,11 +17,10 @@ use loom::sync::atomic::{
 use loom::sync::{Arc, Mutex};
 use loom::thread::{self, Thread};
 use moonring_rings::completion::{CompletionRing, Cursor};
+use moonring_rings::credits::Credits;
 use moonring_rings::mpmc::Mpmc;
 use moonring_rings::park::publish_fence;
-use moonring_rings::slots::{
-    Abandoned, Credits, Done, Ended, Finished, Progress, Table, Ticket, Why,
-};
+use moonring_rings::slots::{Abandoned, Done, Ended, Finished, Progress, Table, Ticket, Why};
 
 use crate::model;
 use crate::park::Sleepers;

@@ -13,6 +13,7 @@
 #![cfg(loom)]
 
 mod completion;
+mod credits;
 mod deadline;
 mod event;
 mod life;

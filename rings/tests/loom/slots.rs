@@ -7,8 +7,9 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use loom::thread;
+use moonring_rings::credits::Credits;
 use moonring_rings::mpmc::Mpmc;
-use moonring_rings::slots::{self, Credits, Finished, Table, Ticket};
+use moonring_rings::slots::{self, Finished, Table, Ticket};
 
 use crate::{Counted, Drops, model};
 
@@ -302,47 +303,6 @@ fn claim_shows_the_descriptor_and_done_the_result() {
             }
         }
         worker.join().unwrap();
-    });
-}
-
-/// A credit is one thread's at a time, and brings along what its last holder did to the entry.
-#[test]
-fn a_credit_is_one_threads() {
-    model("slots a_credit_is_one_threads", 2, Some(3), || {
-        let shared = Arc::new((
-            Credits::new(2),
-            [0, 1].map(UnsafeCell::new),
-            std::sync::atomic::AtomicUsize::new(0),
-        ));
-        let turn = |n: usize| {
-            let shared = Arc::clone(&shared);
-            move || {
-                let (credits, cells, used) = &*shared;
-                for _ in 0..n {
-                    // Two others hold at most one each.
-                    if let Some(index) = credits.acquire() {
-                        // SAFETY: the credit is ours.
-                        cells[index as usize].with_mut(|c| unsafe { *c += 10 });
-                        used.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                        credits.release(index);
-                    }
-                }
-            }
-        };
-        let threads = [thread::spawn(turn(2)), thread::spawn(turn(1))];
-        turn(1)();
-        for thread in threads {
-            thread.join().unwrap();
-        }
-        let (credits, cells, used) = &*shared;
-        let mut left = [credits.acquire(), credits.acquire(), credits.acquire()];
-        left.sort();
-        assert_eq!(left, [None, Some(0), Some(1)]);
-        // SAFETY: no thread is left.
-        let sum: usize = cells.iter().map(|c| c.with(|c| unsafe { *c })).sum();
-        let used = used.load(std::sync::atomic::Ordering::Relaxed);
-        assert_eq!(sum, 1 + 10 * used, "each use, and none twice");
-        assert!(used >= 1);
     });
 }
 
