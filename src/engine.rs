@@ -298,26 +298,56 @@ impl Shared {
         refused.map_or(Ok(()), |why| Err(SubmitError::Unavailable { op, why }))
     }
 
-    /// Where an op's bytes are, if it may have them.
-    #[inline]
+    /// Where an op's bytes are, if it may have them. Hands on by value what it finds in `buffer`, so that the submission around it
+    /// needs no place in memory where this is inlined.
+    #[inline(always)]
     pub(crate) fn target(
         &self,
         op: OpKind,
-        buffer: &mut Buffer,
+        buffer: &Buffer,
     ) -> Result<(*mut u8, usize), SubmitError> {
-        if self.quarantine.is_any() {
-            self.check_quarantine(op, buffer)?;
+        match *buffer {
+            // Ops without bytes have none in quarantine.
+            Buffer::None => Ok((std::ptr::null_mut(), 0)),
+            Buffer::Slot(ref slot) => {
+                self.check_quarantine(op, || None)?;
+                self.memory.span(op, slot.span())
+            }
+            Buffer::Span(span) => {
+                self.check_quarantine(op, || Some((self.memory.address_of(span)?, span.len)))?;
+                self.memory.span(op, span)
+            }
+            Buffer::Foreign { ptr, len } => {
+                self.check_quarantine(op, || Some((ptr.addr(), len)))?;
+                self.memory.foreign(op, ptr, len)
+            }
         }
-        self.memory.target(op, buffer)
+    }
+
+    /// `raw`: address and length of memory that was not given as a slot.
+    #[inline(always)]
+    fn check_quarantine(
+        &self,
+        op: OpKind,
+        raw: impl FnOnce() -> Option<(usize, usize)>,
+    ) -> Result<(), SubmitError> {
+        match self.quarantine.is_any() {
+            true => self.check_some_quarantine(op, raw()),
+            false => Ok(()),
+        }
     }
 
     #[cold]
-    fn check_quarantine(&self, op: OpKind, buffer: &Buffer) -> Result<(), SubmitError> {
+    fn check_some_quarantine(
+        &self,
+        op: OpKind,
+        raw: Option<(usize, usize)>,
+    ) -> Result<(), SubmitError> {
         if self.quarantine.bytes(op) > self.quarantine_limit {
             let why = Unavailable::Quarantine;
             return Err(SubmitError::Unavailable { op, why });
         }
-        match self.memory.raw_span(buffer) {
+        match raw {
             Some((addr, len)) if self.quarantine.has(addr, len) => {
                 Err(SubmitError::Quarantined { op, addr, len })
             }

@@ -178,7 +178,7 @@ impl OpTable {
     /// # Safety
     /// The entry and the long place must be the caller's, and free; the key must have passed `key::check_len`, and
     /// need no long place if there is none.
-    #[inline]
+    #[inline(always)]
     pub(crate) unsafe fn place_key(
         &self,
         index: u32,
@@ -205,6 +205,30 @@ impl OpTable {
     pub(crate) unsafe fn queue(&self, index: u32, key: PlacedKey, fill: &Fill) -> Ticket {
         // SAFETY: the caller owns the entry.
         unsafe {
+            self.fill(index, key, fill);
+            self.ops.queue(index)
+        }
+    }
+
+    /// The same for an owner that knows the ticket of the entry's last use, see [`Table::queue_after`].
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    pub(crate) unsafe fn queue_after(&self, last: Ticket, key: PlacedKey, fill: &Fill) -> Ticket {
+        // SAFETY: the caller owns the entry.
+        unsafe {
+            self.fill(last.index(), key, fill);
+            self.ops.queue_after(last)
+        }
+    }
+
+    /// # Safety
+    /// As for [`queue`](Self::queue).
+    #[inline(always)]
+    unsafe fn fill(&self, index: u32, key: PlacedKey, fill: &Fill) {
+        // SAFETY: the caller owns the entry.
+        unsafe {
             self.ops.with_mut(index, |d| {
                 d.hash = key.hash;
                 d.key = key.ptr;
@@ -218,7 +242,6 @@ impl OpTable {
                 d.flags
                     .store(fill.flags | (fill.op.index() as u8) << KIND_SHIFT, Relaxed);
             });
-            self.ops.queue(index)
         }
     }
 

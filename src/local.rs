@@ -41,7 +41,6 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
-use crate::pair::Staged;
 use crate::waker::OpWaker;
 use crate::{
     ClientError, Completion, Done, OpError, Pair, Returned, Slot, Submission, SubmitError, Ticket,
@@ -96,7 +95,6 @@ pub struct LocalOp<'a> {
 
 struct Core {
     pair: Pair,
-    staged: Staged,
     /// How many those are.
     unshown: usize,
     cells: Box<[Cell]>,
@@ -188,7 +186,6 @@ impl LocalClient {
         let depth = pair.depth();
         let core = Core {
             pair,
-            staged: Staged::default(),
             unshown: 0,
             cells: (0..depth).map(|_| Cell::Free).collect(),
             free: (0..depth as u32).rev().collect(),
@@ -267,7 +264,7 @@ impl Core {
             return Started::Refused(self.pair.refuse());
         };
         submission.user_data = u64::from(cell);
-        match self.pair.stage(submission, &mut self.staged) {
+        match self.pair.stage_in_place(submission) {
             Ok(ticket) => {
                 self.free.pop();
                 self.cells[cell as usize] = Cell::Pending(ticket, None);
@@ -298,7 +295,7 @@ impl Core {
     /// Shows what is staged. Whether there was something.
     fn show(&mut self) -> bool {
         self.unshown = 0;
-        self.pair.show(&mut self.staged)
+        self.pair.show()
     }
 
     /// Shows what is staged, and takes what has ended. Whether there was anything.
@@ -613,7 +610,7 @@ impl Core {
     fn sleep(&mut self, wakers: [OpWaker; 2]) -> (bool, [Option<OpWaker>; 2]) {
         let [worker, task] = wakers;
         let before = self.pair.set_task(Some(worker));
-        if !self.staged.is_empty() {
+        if self.pair.has_staged() {
             return (false, [before, Some(task)]);
         }
         match self.pair.await_ready() {

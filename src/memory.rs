@@ -5,7 +5,6 @@ use std::ptr::NonNull;
 
 use crate::live::LiveSpans;
 use crate::store::{Capabilities, RegisterError, Store};
-use crate::submission::Buffer;
 use crate::waker::quietly;
 use crate::{OpKind, Pieces, Region, Span, SubmitError};
 
@@ -136,44 +135,22 @@ impl Memory {
         self.distinct().map(|r| r.given.region.len()).sum()
     }
 
-    /// Address and length of memory that was not given as a slot, before it is checked.
-    pub(crate) fn raw_span(&self, buffer: &Buffer) -> Option<(usize, usize)> {
-        match buffer {
-            Buffer::None | Buffer::Slot(_) => None,
-            Buffer::Span(span) => {
-                let mut regions = self.regions.iter();
-                let registered = regions.find(|r| r.given.region.id() == span.region)?;
-                let base = registered.given.region.base().addr().get();
-                Some((base.saturating_add(span.offset), span.len))
-            }
-            Buffer::Foreign { ptr, len } => Some((ptr.addr(), *len)),
-        }
+    /// The address of a span, before it is checked.
+    pub(crate) fn address_of(&self, span: Span) -> Option<usize> {
+        let mut regions = self.regions.iter();
+        let registered = regions.find(|r| r.given.region.id() == span.region)?;
+        let base = registered.given.region.base().addr().get();
+        Some(base.saturating_add(span.offset))
     }
 
-    /// Where the bytes of an op's buffer are, or why it is refused.
+    /// Where the bytes of a span (also of a slot's) are, or why it is refused.
     #[inline]
-    pub(crate) fn target(
-        &self,
-        op: OpKind,
-        buffer: &mut Buffer,
-    ) -> Result<(*mut u8, usize), SubmitError> {
-        match buffer {
-            Buffer::None => Ok((std::ptr::null_mut(), 0)),
-            Buffer::Slot(slot) => {
-                let span = slot.span();
-                self.check_span(op, span)?;
-                self.add_live(op, slot.as_mut_ptr(), span)?;
-                Ok((slot.as_mut_ptr(), span.len))
-            }
-            Buffer::Span(span) => {
-                let region = self.check_span(op, *span)?;
-                // SAFETY: `check_span` found the span inside the region.
-                let ptr = unsafe { region.base().add(span.offset) }.as_ptr();
-                self.add_live(op, ptr, *span)?;
-                Ok((ptr, span.len))
-            }
-            Buffer::Foreign { ptr, len } => self.foreign(op, *ptr, *len),
-        }
+    pub(crate) fn span(&self, op: OpKind, span: Span) -> Result<(*mut u8, usize), SubmitError> {
+        let region = self.check_span(op, span)?;
+        // SAFETY: `check_span` found the span inside the region.
+        let ptr = unsafe { region.base().add(span.offset) }.as_ptr();
+        self.add_live(op, ptr, span)?;
+        Ok((ptr, span.len))
     }
 
     #[inline]
@@ -187,7 +164,7 @@ impl Memory {
     }
 
     /// Memory given by address: a region's span if it lies in one, else the store must need no registration.
-    fn foreign(
+    pub(crate) fn foreign(
         &self,
         op: OpKind,
         ptr: *mut u8,
@@ -229,7 +206,7 @@ impl Memory {
         })
     }
 
-    /// The spans that [`target`](Self::target) has added. Who releases an op takes its span off.
+    /// The spans that were let in. Who releases an op takes its span off.
     pub(crate) fn live(&self) -> &LiveSpans {
         &self.live
     }

@@ -10,20 +10,27 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 use std::{fmt, io};
 
-use moonring_rings::completion::{CompletionRing, Cursor};
+use crossbeam_utils::CachePadded;
+use moonring_rings::completion::CompletionRing;
 use moonring_rings::park::{WakeWord, publish_fence};
 use moonring_rings::slots::{Ticket, Why};
 use moonring_rings::spsc::{Consumer, Producer};
 
+use crate::clock::Clock;
 use crate::engine::Shared;
-use crate::inflight::{Fill, NEVER, OpTable};
+use crate::inflight::{NEVER, OpTable};
 use crate::linger::{Added, Linger};
 use crate::notify::{self, EventFd};
 use crate::quarantine::Submitter;
 use crate::store::RawResult;
-use crate::submission::{Buffer, Completion, Submission};
+use crate::submission::{Completion, Submission};
 use crate::waker::OpWaker;
-use crate::{Class, OpError, OpKind, Refused, Slot, SubmitError, key};
+use crate::{Class, OpError, OpKind, Refused, SubmitError};
+
+mod accept;
+mod owner;
+
+use owner::Owner;
 
 /// A thread sleeps in `wait`.
 const PARKED: u64 = 1 << 0;
@@ -62,39 +69,54 @@ pub(crate) struct PairShared {
     pub(crate) table: OpTable,
     completions: CompletionRing,
     rings: [Consumer<u64>; RINGS],
-    wake: WakeWord,
+    /// Looked at by the workers with each completion.
+    wake: CachePadded<WakeWord>,
     /// Who sleeps in `wait`. Written before PARKED is announced.
     waiter: Mutex<Option<Thread>>,
     /// The task that waits. Written before AWAITED is announced.
     task: Mutex<Option<OpWaker>>,
     pub(crate) event: OnceLock<OwnedFd>,
     orphan: Mutex<Option<Owner>>,
-    /// Ops accepted. One writer, the pair's thread, which counts an op before it queues it.
+    /// Written by the owner with each op: apart from all that the workers look at.
+    counts: CachePadded<Counts>,
+}
+
+/// What a pair's owner counts. One writer.
+#[derive(Default)]
+struct Counts {
+    /// Ops accepted: counted before they are queued.
     accepted: AtomicU64,
-    /// Ops refused. One writer, the pair's thread.
     refused: AtomicU64,
-    /// Ops whose last notice was reaped. One writer, the owner.
+    /// Ops whose last notice was reaped.
     reaped: AtomicU64,
 }
 
-/// What the pair's thread has alone; a worker's, once the pair is an orphan.
-struct Owner {
-    free: Vec<u32>,
-    free_long: Vec<u32>,
-    cells: Box<[Cell]>,
-    cursor: Cursor,
+impl Counts {
+    /// No read-modify-write: there is one writer.
+    #[inline(always)]
+    fn add_one(count: &AtomicU64) {
+        count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
 }
 
-/// What the owner keeps of an op in flight.
-struct Cell {
-    ticket: Ticket,
-    user_data: u64,
-    slot: Option<Slot>,
-    long_place: Option<u32>,
-    op: OpKind,
-    /// Address and length of its bytes.
-    #[cfg(debug_assertions)]
-    bytes: Option<(usize, usize)>,
+/// Ops that were accepted and not shown.
+#[derive(Default)]
+struct Staged {
+    /// When the first of them was, in ticks.
+    since: u64,
+    /// Rings that have some, a bit each.
+    rings: u8,
+}
+
+impl Staged {
+    /// When the first was staged: now, if there is none yet.
+    #[inline(always)]
+    fn begin(&mut self, clock: &Clock) -> u64 {
+        if self.rings == 0 {
+            self.since = clock.raw();
+        }
+        self.since
+    }
 }
 
 impl PairShared {
@@ -113,17 +135,17 @@ impl PairShared {
 
     /// Ops accepted since the pair was made.
     pub(crate) fn accepted(&self) -> u64 {
-        self.accepted.load(Ordering::Relaxed)
+        self.counts.accepted.load(Ordering::Relaxed)
     }
 
     pub(crate) fn refused(&self) -> u64 {
-        self.refused.load(Ordering::Relaxed)
+        self.counts.refused.load(Ordering::Relaxed)
     }
 
     /// Accepted, and the last notice not reaped.
     pub(crate) fn credits_in_use(&self) -> u64 {
         self.accepted()
-            .saturating_sub(self.reaped.load(Ordering::Relaxed))
+            .saturating_sub(self.counts.reaped.load(Ordering::Relaxed))
     }
 
     /// Its place among a lane's sources.
@@ -141,17 +163,37 @@ impl PairShared {
         ends: impl ExactSizeIterator<Item = (Ticket, &'r RawResult)>,
     ) {
         self.completions.push_all(ends.map(|(ticket, result)| {
-            let index = u64::from(ticket.index());
-            // A pair's ops have no wakers and are never detached: there is nothing to finish.
-            match result {
-                Ok(value) => (index, *value),
-                Err(_) => {
-                    // SAFETY: the caller has ended the op.
-                    unsafe { self.table.set_result(ticket.index(), *result) };
-                    (index | FAILED, 0)
-                }
-            }
+            // SAFETY: the caller has ended the op.
+            unsafe { self.entry_of(ticket, result) }
         }));
+    }
+
+    /// The same of one.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    pub(crate) unsafe fn complete_one(&self, ticket: Ticket, result: &RawResult) {
+        // SAFETY: the caller has ended the op.
+        let (word, value) = unsafe { self.entry_of(ticket, result) };
+        self.completions.push(word, value);
+    }
+
+    /// What a completion ring has of an op's end. A pair's ops have no wakers and are never detached: there is nothing to finish.
+    ///
+    /// # Safety
+    /// The caller must have ended the op, and not told of it yet.
+    #[inline(always)]
+    unsafe fn entry_of(&self, ticket: Ticket, result: &RawResult) -> (u64, u64) {
+        let index = u64::from(ticket.index());
+        match result {
+            Ok(value) => (index, *value),
+            Err(_) => {
+                // SAFETY: the caller has ended the op.
+                unsafe { self.table.set_result(ticket.index(), *result) };
+                (index | FAILED, 0)
+            }
+        }
     }
 
     /// Pushes the completion of an op that was abandoned.
@@ -163,14 +205,13 @@ impl PairShared {
         // SAFETY: who ends an op writes its result; the owner reads it when it sees the entry.
         unsafe { self.table.set_result(index, Err(error)) };
         let flags = if more { FAILED | MORE } else { FAILED };
-        let entry = (u64::from(index) | flags, 0);
-        self.completions.push_all(std::iter::once(entry));
+        self.completions.push(u64::from(index) | flags, 0);
     }
 
     /// Pushes the release notice of an op that was ended with MORE.
     pub(crate) fn push_release(&self, ticket: Ticket) {
-        let entry = (u64::from(ticket.index()) | FAILED | RELEASE, 0);
-        self.completions.push_all(std::iter::once(entry));
+        let word = u64::from(ticket.index()) | FAILED | RELEASE;
+        self.completions.push(word, 0);
     }
 
     /// The bytes of an op that was abandoned are nobody's any more.
@@ -241,72 +282,6 @@ impl PairShared {
     }
 }
 
-impl Owner {
-    fn in_flight(&self) -> usize {
-        self.cells.len() - self.free.len()
-    }
-
-    /// Takes one completion and gives its credit back.
-    #[inline]
-    fn reap(&mut self, pair: &PairShared, shared: &Shared) -> Option<Completion> {
-        let (word, value) = pair.completions.pop(&mut self.cursor)?;
-        let index = (word & INDEX) as u32;
-        let raw = if word & FAILED == 0 {
-            Ok(value)
-        } else {
-            // SAFETY: the completion says that the op is done, and its entry is ours.
-            unsafe { pair.table.result(index) }
-        };
-        let cell = &mut self.cells[index as usize];
-        let (user_data, op, ticket) = (cell.user_data, cell.op, cell.ticket);
-        let more = word & MORE != 0;
-        let slot = match more {
-            true => {
-                cell.keep(pair, shared);
-                None
-            }
-            false => {
-                if let Some(place) = cell.long_place {
-                    cell.long_place = None;
-                    self.free_long.push(place);
-                }
-                #[cfg(debug_assertions)]
-                if let Some((addr, len)) = cell.bytes.take() {
-                    shared.memory.live().remove(addr, len);
-                }
-                self.free.push(index);
-                // One writer: no read-modify-write.
-                let reaped = pair.reaped.load(Ordering::Relaxed);
-                pair.reaped.store(reaped + 1, Ordering::Relaxed);
-                cell.slot.take()
-            }
-        };
-        Some(Completion {
-            user_data,
-            op,
-            ticket,
-            result: Completion::result_of(op, raw),
-            slot,
-            more,
-            release: word & RELEASE != 0,
-        })
-    }
-}
-
-impl Cell {
-    /// The op is over, and its bytes are still in use: the slot goes where the release finds it.
-    #[cold]
-    fn keep(&mut self, pair: &PairShared, shared: &Shared) {
-        #[cfg(debug_assertions)]
-        {
-            self.bytes = None; // Whoever releases the op takes them off the list.
-        }
-        if let Some(slot) = self.slot.take() {
-            shared.quarantine.keep(pair.source(), self.ticket, slot);
-        }
-    }
-}
-
 /// One thread's way to the engine: a submitter with its own rings, and its completions.
 ///
 /// `Send`, not `Sync`: one thread at a time. [`depth`](Pair::depth) is how many ops can be in flight, from acceptance until
@@ -342,6 +317,7 @@ pub struct Pair {
     shared: Arc<PairShared>,
     engine: Arc<Shared>,
     producers: [Producer<u64>; RINGS],
+    staged: Staged,
     /// The soonest deadline of what is staged, in ticks.
     soonest: u64,
     /// Its ops may wait for a fuller call.
@@ -446,41 +422,24 @@ impl Pair {
             Err(_) => unreachable!("as many consumers as producers"),
         };
         let table = OpTable::new(depth, config.long_keys, config.max_key);
-        let owner = Owner {
-            // The last freed is used next: its lines are still warm. So index 0 lies on top.
-            free: (0..depth as u32).rev().collect(),
-            free_long: (0..table.long_key_places() as u32).collect(),
-            cells: (0..depth)
-                .map(|_| Cell {
-                    ticket: Ticket::from_word(0),
-                    user_data: 0,
-                    slot: None,
-                    long_place: None,
-                    op: OpKind::Lookup,
-                    #[cfg(debug_assertions)]
-                    bytes: None,
-                })
-                .collect(),
-            cursor: Cursor::default(),
-        };
+        let owner = Owner::new(depth, table.long_key_places());
         let shared = Arc::new(PairShared {
             id,
             table,
             completions: CompletionRing::new(depth),
             rings,
-            wake: WakeWord::new(),
+            wake: CachePadded::default(),
             waiter: Mutex::new(None),
             task: Mutex::new(None),
             event: OnceLock::new(),
             orphan: Mutex::new(None),
-            accepted: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
-            reaped: AtomicU64::new(0),
+            counts: CachePadded::default(),
         });
         let pair = Self {
             shared: Arc::clone(&shared),
             engine,
             producers,
+            staged: Staged::default(),
             soonest: NEVER,
             linger: None,
             owner: ManuallyDrop::new(owner),
@@ -508,7 +467,7 @@ impl Pair {
     ///
     /// # Errors
     /// The op comes back whole, with the reason.
-    #[inline]
+    #[inline(always)]
     pub fn submit<'k>(
         &mut self,
         submission: Submission<'k>,
@@ -521,125 +480,27 @@ impl Pair {
     /// Begins a batch: ops pushed into it are shown to the workers together, by one publication.
     #[inline]
     pub fn batch(&mut self) -> PairBatch<'_> {
-        PairBatch {
-            staged: Staged::default(),
-            pair: self,
-        }
-    }
-
-    /// Accepts an op, which [`show`](Self::show) shows to the workers.
-    /// Takes its slot; one that is refused is left as it is.
-    #[inline]
-    pub(crate) fn stage(
-        &mut self,
-        submission: &mut Submission<'_>,
-        staged: &mut Staged,
-    ) -> Result<Ticket, SubmitError> {
-        if staged.rings == 0 {
-            staged.since = self.engine.clock.raw();
-        }
-        let ring = ring_of(submission.op, submission.class);
-        let accepted = self.accept(ring, submission, staged.since);
-        match accepted {
-            Ok(_) => staged.rings |= 1 << ring,
-            Err(_) => self.count_refused(),
-        }
-        accepted
+        PairBatch { pair: self }
     }
 
     /// Shows what was staged to the workers, by one publication. Whether there was something.
     #[inline]
-    pub(crate) fn show(&mut self, staged: &mut Staged) -> bool {
-        let rings = mem::take(&mut staged.rings);
+    pub(crate) fn show(&mut self) -> bool {
+        let rings = mem::take(&mut self.staged.rings);
         if rings != 0 {
             self.publish(rings);
         }
         rings != 0
     }
 
-    /// Accepts an op and takes its slot; or refuses it, and leaves it as it is.
-    #[inline(always)]
-    fn accept(
-        &mut self,
-        ring: usize,
-        submission: &mut Submission<'_>,
-        submitted: u64,
-    ) -> Result<Ticket, SubmitError> {
-        let (op, key) = (submission.op, submission.key);
-        let engine = &*self.engine;
-        let owner = &mut *self.owner;
-        let producer = &mut self.producers[ring];
-        let table = &self.shared.table;
-        // The first reason wins; nothing is taken from the owner before all is well.
-        if engine.is_closing() {
-            return Err(engine.refusal());
-        }
-        engine.check_lane(op)?;
-        key::check_len(key, engine.config.max_key)?;
-        let Some(&index) = owner.free.last() else {
-            let depth = owner.cells.len();
-            return Err(SubmitError::NoCredit { depth });
-        };
-        let mut long_place = None;
-        if OpTable::is_long(key) {
-            long_place = owner.free_long.last().copied();
-            if long_place.is_none() {
-                let places = table.long_key_places();
-                return Err(SubmitError::NoLongKeyPlace { places });
-            }
-        }
-        if !producer.has_room(1) {
-            return Err(SubmitError::RingFull { op, room: 0 });
-        }
-        // SAFETY: index and place are free, and ours; the key's length was checked.
-        let placed = unsafe { table.place_key(index, long_place, key, &engine.hasher) };
-        let key = placed.map_err(|at| SubmitError::NulInKey { at })?;
-        let (buf, len) = engine.target(op, &mut submission.buffer)?;
-        let deadline = engine.deadline(op, submission.timeout, submitted);
-        if deadline != NEVER {
-            self.soonest = self.soonest.min(deadline);
-        }
-        let fill = Fill {
-            op,
-            buf,
-            len,
-            flags: submission.flags,
-            caller: self.shared.id as u16,
-            submitted,
-            deadline,
-        };
-        owner.free.pop();
-        // One writer: no read-modify-write. Who sees the op queued sees it counted, by the Release in `queue`.
-        let accepted = self.shared.accepted.load(Ordering::Relaxed);
-        self.shared.accepted.store(accepted + 1, Ordering::Relaxed);
-        // SAFETY: the index was free, and is ours.
-        let ticket = unsafe { table.queue(index, key, &fill) };
-        // There is room.
-        let staged = producer.stage(ticket.to_word());
-        debug_assert!(staged.is_ok());
-        let cell = &mut owner.cells[index as usize];
-        cell.ticket = ticket;
-        cell.user_data = submission.user_data;
-        cell.op = op;
-        if long_place.is_some() {
-            owner.free_long.pop();
-            cell.long_place = long_place;
-        }
-        #[cfg(debug_assertions)]
-        {
-            cell.bytes = (len > 0).then_some((buf.addr(), len));
-        }
-        if let Buffer::Slot(slot) = mem::replace(&mut submission.buffer, Buffer::None) {
-            cell.slot = Some(slot);
-        }
-        Ok(ticket)
+    /// Whether there are ops that were accepted and not shown.
+    pub(crate) fn has_staged(&self) -> bool {
+        self.staged.rings != 0
     }
 
     #[cold]
     fn count_refused(&self) {
-        // One writer: no read-modify-write.
-        let n = self.shared.refused.load(Ordering::Relaxed);
-        self.shared.refused.store(n + 1, Ordering::Relaxed);
+        Counts::add_one(&self.shared.counts.refused);
     }
 
     /// Shows what was staged in the rings given (a bit each).
@@ -738,7 +599,6 @@ impl Pair {
     }
 
     /// The next completion, if there is one. Gives its credit back. In a forked child there is none.
-    #[inline]
     pub fn poll(&mut self) -> Option<Completion> {
         if self.engine.is_forked() {
             return None;
@@ -758,7 +618,7 @@ impl Pair {
         if self.engine.is_forked() {
             return Cancel::Forked;
         }
-        let cell = self.owner.cells.get(ticket.index() as usize);
+        let cell = self.owner.cells().get(ticket.index() as usize);
         // A ticket of an op that is long gone is none here.
         if cell.is_none_or(|cell| cell.ticket != ticket) {
             return Cancel::Ended;
@@ -791,8 +651,8 @@ impl Pair {
     /// Cancels every op that was submitted with this `user_data`. Returns how many have been cancelled or abandoned by this.
     pub fn cancel_all(&mut self, user_data: u64, running: IfRunning) -> usize {
         let mut cancelled = 0;
-        for index in 0..self.owner.cells.len() {
-            let cell = &self.owner.cells[index];
+        for index in 0..self.owner.cells().len() {
+            let cell = &self.owner.cells()[index];
             if cell.user_data == user_data {
                 let cancel = self.cancel(cell.ticket, running);
                 cancelled +=
@@ -1075,22 +935,6 @@ impl fmt::Debug for Pair {
 #[derive(Debug)]
 pub struct PairBatch<'a> {
     pair: &'a mut Pair,
-    staged: Staged,
-}
-
-/// Ops of a pair that were accepted and not shown.
-#[derive(Debug, Default)]
-pub(crate) struct Staged {
-    /// When the first of them was, in ticks.
-    since: u64,
-    /// Rings that have some, a bit each.
-    rings: u8,
-}
-
-impl Staged {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.rings == 0
-    }
 }
 
 impl PairBatch<'_> {
@@ -1098,18 +942,12 @@ impl PairBatch<'_> {
     ///
     /// # Errors
     /// The op comes back whole, with the reason; the ops pushed before stay accepted.
-    #[inline]
+    #[inline(always)]
     pub fn push<'k>(
         &mut self,
-        mut submission: Submission<'k>,
+        submission: Submission<'k>,
     ) -> Result<Ticket, Refused<Submission<'k>>> {
-        match self.pair.stage(&mut submission, &mut self.staged) {
-            Ok(ticket) => Ok(ticket),
-            Err(reason) => {
-                let op = submission;
-                Err(Refused { reason, op })
-            }
-        }
+        self.pair.stage(submission)
     }
 
     /// How many more ops can be pushed before completions must be reaped.
@@ -1124,6 +962,6 @@ impl PairBatch<'_> {
 impl Drop for PairBatch<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.pair.show(&mut self.staged);
+        self.pair.show();
     }
 }
