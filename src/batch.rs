@@ -20,7 +20,7 @@ use std::ffi::c_char;
 use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use moonring_rings::slots::{Ended, Ticket};
+use moonring_rings::slots::{Ended, Held, Ticket};
 
 use crate::circuit::Outcome;
 use crate::clock::Clock;
@@ -36,14 +36,23 @@ use crate::{OpError, OpKind};
 #[derive(Clone, Copy)]
 struct Op {
     ticket: Ticket,
-    descriptor: *const Descriptor,
+    held: Held<Descriptor>,
 }
 
 impl Op {
     const NONE: Self = Self {
         ticket: Ticket::from_word(0),
-        descriptor: std::ptr::null(),
+        held: Held::NONE,
     };
+
+    /// # Safety
+    /// The op must be one of the batch's, and not be finished.
+    #[inline(always)]
+    unsafe fn descriptor<'a>(self) -> &'a Descriptor {
+        // SAFETY: the caller vouches that it is claimed: nobody writes the descriptor. Its table is that of a pair in the worker's
+        // copy of the list, which is not renewed while the batch has ops, or the clients'.
+        unsafe { &*self.held.descriptor() }
+    }
 }
 
 /// Ops of one source that lie side by side in the batch.
@@ -187,19 +196,18 @@ impl Batch {
                 self.late.push(Abandoned { source, ticket });
                 continue;
             }
-            if !table.ops().claim(ticket) {
+            let Some(held) = table.ops().hold(ticket) else {
                 continue;
-            }
-            // SAFETY: just claimed: nobody writes the descriptor until this worker finishes the op.
-            let descriptor = unsafe { table.ops().peek(ticket.index()) };
-            // SAFETY: as above.
-            let d = unsafe { &*descriptor };
+            };
+            let op = Op { ticket, held };
+            // SAFETY: just claimed.
+            let d = unsafe { op.descriptor() };
             if deadline != NEVER {
                 d.set_worker(worker);
             }
             bytes += d.len();
             if let Some(place) = free.next() {
-                *place = Op { ticket, descriptor };
+                *place = op;
             }
         }
         let end = start + (room - free.len());
@@ -211,19 +219,19 @@ impl Batch {
     }
 
     /// By op.
-    #[inline]
-    fn results(&self) -> &[RawResult] {
+    #[inline(always)]
+    fn results<const ONE: bool>(&self) -> &[RawResult] {
         let results = match self.direct {
             true => &self.call.results,
             false => &self.results,
         };
-        &results[..self.len]
+        &results[..self.count::<ONE>()]
     }
 
     /// How the calls went, by the results of all ops that are left.
-    #[inline]
-    pub(crate) fn outcome(&self) -> Outcome {
-        Outcome::of(self.results().iter())
+    #[inline(always)]
+    pub(crate) fn outcome<const ONE: bool>(&self) -> Outcome {
+        Outcome::of(self.results::<ONE>().iter())
     }
 
     /// Ops whose time was up when they were taken from their ring.
@@ -234,9 +242,8 @@ impl Batch {
     /// Claims the ends of all ops: from here on none is abandoned. Those that were before leave the batch, for
     /// [`take_abandoned`](Self::take_abandoned). Counts how the others ended, and how long they waited and took until `now`.
     #[inline(always)]
-    pub(crate) fn end<'t>(
+    pub(crate) fn end<const ONE: bool>(
         &mut self,
-        table_of: impl Fn(usize) -> &'t OpTable,
         kind: OpKind,
         clock: &Clock,
         stats: &LaneRecorder,
@@ -244,36 +251,24 @@ impl Batch {
     ) {
         let began = self.began.take();
         let times = |submitted: u64, n: u64| {
-            if n == 0 {
-                return;
+            if n > 0 {
+                count_times(submitted, began, now, n, clock, stats);
             }
-            if let Some(began) = began {
-                stats.op_waits(clock.delta_as_nanos(submitted, began), n);
-            }
-            stats.op_totals(clock.delta_as_nanos(submitted, now), n);
         };
-        // Lookups say 0 or 1, stores 0, 1 or 2; what others say is a length or nothing.
-        let most = match kind {
-            OpKind::Lookup | OpKind::Store => 2,
-            OpKind::Retrieve | OpKind::Delete => 0,
-        };
-        // Ops published together share a time, and most ops end alike.
+        // Ops published together share a time.
         let (mut time, mut n) = (0, 0);
-        let mut ok = [0u64; 3];
-        let mut failed = false;
-        let results = match self.direct {
-            true => &self.call.results,
-            false => &self.results,
-        };
-        for run in &self.runs {
-            let ops = table_of(run.source).ops();
-            let (start, end) = (run.start, run.end);
-            for (op, result) in self.ops[start..end].iter_mut().zip(&results[start..end]) {
+        let (runs, ops) = (&self.runs, &mut self.ops);
+        for run in &runs[..if ONE { 1 } else { runs.len() }] {
+            let ops = match ONE {
+                true => &mut ops[..1],
+                false => &mut ops[run.start..run.end],
+            };
+            for op in ops {
                 // SAFETY: the op is claimed, see `admit`.
-                let submitted = unsafe { (*op.descriptor).submitted };
+                let submitted = unsafe { op.descriptor() }.submitted;
                 // SAFETY: the op was claimed by `admit`, and is ended only here.
-                if unsafe { ops.end(op.ticket) } == Ended::Abandoned {
-                    op.descriptor = std::ptr::null();
+                if unsafe { op.held.end() } == Ended::Abandoned {
+                    op.held = Held::NONE;
                     let (source, ticket) = (run.source, op.ticket);
                     self.abandoned.push(Abandoned { source, ticket });
                     continue;
@@ -283,10 +278,6 @@ impl Batch {
                     (time, n) = (submitted, 0);
                 }
                 n += 1;
-                match result {
-                    Ok(value) => ok[(*value).min(most) as usize] += 1,
-                    Err(_) => failed = true,
-                }
             }
         }
         times(time, n);
@@ -294,10 +285,41 @@ impl Batch {
             self.leave_out_abandoned();
         }
         // Results come last: a reader who sees one finds the op's times.
+        if self.len > 0 {
+            self.count_results::<ONE>(kind, stats);
+        }
+    }
+
+    #[inline(always)]
+    fn count_results<const ONE: bool>(&self, kind: OpKind, stats: &LaneRecorder) {
+        // Lookups say 0 or 1, stores 0, 1 or 2; what others say is a length or nothing.
+        let most = match kind {
+            OpKind::Lookup | OpKind::Store => 2,
+            OpKind::Retrieve | OpKind::Delete => 0,
+        };
+        if let (true, [result]) = (ONE, self.results::<ONE>()) {
+            return stats.result(result, 1);
+        }
+        // Most ops end alike.
+        let (mut counts, mut value, mut n) = ([0; 3], 0, 0);
+        let mut failed = false;
+        for result in self.results::<ONE>() {
+            let Ok(this) = result else {
+                failed = true;
+                continue;
+            };
+            let this = (*this).min(most);
+            if this != value {
+                counts[value as usize] += n;
+                (value, n) = (this, 0);
+            }
+            n += 1;
+        }
+        counts[value as usize] += n;
         if failed {
             self.count_failed(stats);
         }
-        for (value, &n) in ok.iter().enumerate() {
+        for (value, &n) in counts.iter().enumerate() {
             if n > 0 {
                 stats.result(&Ok(value as u64), n);
             }
@@ -306,7 +328,11 @@ impl Batch {
 
     #[cold]
     fn count_failed(&self, stats: &LaneRecorder) {
-        for result in self.results().iter().filter(|result| result.is_err()) {
+        for result in self
+            .results::<false>()
+            .iter()
+            .filter(|result| result.is_err())
+        {
             stats.result(result, 1);
         }
     }
@@ -321,7 +347,7 @@ impl Batch {
         for run in &mut self.runs {
             let start = kept;
             for i in run.start..run.end {
-                if !self.ops[i].descriptor.is_null() {
+                if !self.ops[i].held.is_none() {
                     self.ops.swap(kept, i);
                     results.swap(kept, i);
                     kept += 1;
@@ -348,50 +374,53 @@ impl Batch {
     }
 
     /// Executes the ops; afterwards each has its result. Returns when the last store call returned, in ticks.
-    #[inline]
-    pub(crate) fn execute(
+    #[inline(always)]
+    pub(crate) fn execute<const ONE: bool>(
         &mut self,
         kind: OpKind,
         store: &dyn Store,
         clock: &Clock,
         stats: &LaneRecorder,
     ) -> u64 {
-        self.call.clear();
-        self.callers.clear();
-        let alone = self.place_alone(kind);
-        self.direct = alone == self.len;
-        if !self.direct {
-            return self.execute_folded(kind, store, clock, stats, alone);
+        if ONE {
+            self.place_only(kind);
+        } else {
+            self.call.clear();
+            self.callers.clear();
+            let alone = self.place_alone(kind);
+            if alone < self.len {
+                self.direct = false;
+                return self.execute_folded(kind, store, clock, stats, alone);
+            }
         }
+        self.direct = true;
         let force = kind == OpKind::Delete && self.force_of(0);
-        let ended = self.call(kind, store, clock, stats, self.len, force);
+        let ops = self.count::<ONE>();
+        let ended = self.call(kind, store, clock, stats, ops, force);
         if matches!(kind, OpKind::Retrieve | OpKind::Store) {
-            self.settle_direct(kind, stats);
+            self.settle_direct::<ONE>(kind, stats);
         }
         ended
     }
 
-    /// Gives ops their own places, op `i` place `i`, up to the first whose key has one already or whose `force` is another.
-    /// Returns how many.
+    /// Gives ops places of their own, op `i` place `i`, up to the first whose key has one already, or whose `force` is another than the
+    /// first op's. Returns how many.
     #[inline(always)]
     fn place_alone(&mut self, kind: OpKind) -> usize {
         let ops = &self.ops[..self.len];
+        // SAFETY: the ops are claimed, see `admit`.
+        let descriptor = |op: &Op| unsafe { op.descriptor() };
+        let first = ops.first().map_or(0, |op| descriptor(op).flags());
         let call = &mut self.call;
-        let mut force = None;
+        let mut seen = call.seen.open();
         let mut placed = 0;
         for ((op, key), key_len) in ops.iter().zip(&mut call.keys).zip(&mut call.key_lens) {
-            // SAFETY: the op is claimed, see `admit`.
-            let d = unsafe { &*op.descriptor };
-            if kind == OpKind::Delete
-                && *force.get_or_insert(d.flags() & FORCE) != d.flags() & FORCE
-            {
+            let d = descriptor(op);
+            if kind == OpKind::Delete && (d.flags() ^ first) & FORCE != 0 {
                 break;
             }
-            let equal = call.seen.find_or_insert(d.hash, placed as u32, |other| {
-                // SAFETY: as above.
-                let other = unsafe { &*ops[other as usize].descriptor };
-                is_equal(d, other)
-            });
+            let is_other = |other: u32| is_equal(d, descriptor(&ops[other as usize]));
+            let equal = seen.find_or_insert(d.hash, placed as u32, is_other);
             if equal.is_some() {
                 break;
             }
@@ -403,13 +432,42 @@ impl Batch {
         if matches!(kind, OpKind::Retrieve | OpKind::Store) {
             let bufs = call.bufs.iter_mut().zip(&mut call.buf_lens);
             for (op, (buf, len)) in ops[..placed].iter().zip(bufs) {
-                // SAFETY: as above.
-                let d = unsafe { &*op.descriptor };
+                let d = descriptor(op);
                 (*buf, *len) = (d.buf, d.len());
             }
         }
         call.len = placed;
         placed
+    }
+
+    /// The same of an op that is the only one.
+    #[inline(always)]
+    fn place_only(&mut self, kind: OpKind) {
+        let call = &mut self.call;
+        call.len = 1;
+        self.callers.count = 1;
+        if let ([op, ..], [key, ..], [key_len, ..]) =
+            (&self.ops[..], &mut call.keys[..], &mut call.key_lens[..])
+        {
+            // SAFETY: the op is claimed, see `admit`.
+            let d = unsafe { op.descriptor() };
+            *key = d.key.cast();
+            *key_len = d.key_len as usize;
+            if let (OpKind::Retrieve | OpKind::Store, [buf, ..], [buf_len, ..]) =
+                (kind, &mut call.bufs[..], &mut call.buf_lens[..])
+            {
+                (*buf, *buf_len) = (d.buf, d.len());
+            }
+        }
+    }
+
+    /// How many ops there are; known beforehand where it is one.
+    #[inline(always)]
+    fn count<const ONE: bool>(&self) -> usize {
+        match ONE {
+            true => 1,
+            false => self.len,
+        }
     }
 
     /// The first `placed` ops have places of their own; of the others, some share them, or must wait for a further call.
@@ -447,7 +505,7 @@ impl Batch {
 
     fn force_of(&self, op: usize) -> bool {
         // SAFETY: the op is claimed, see `admit`.
-        let d = unsafe { &*self.ops[op].descriptor };
+        let d = unsafe { self.ops[op].descriptor() };
         d.flags() & FORCE != 0
     }
 
@@ -455,7 +513,7 @@ impl Batch {
     fn place(&mut self, kind: OpKind, todo: impl Iterator<Item = u32>, force: bool) {
         for i in todo {
             // SAFETY: the op is claimed, see `admit`.
-            let d = unsafe { &*self.ops[i as usize].descriptor };
+            let d = unsafe { self.ops[i as usize].descriptor() };
             let waits = kind == OpKind::Delete && self.force_of(i as usize) != force;
             let place = match waits {
                 true => LATER,
@@ -526,7 +584,7 @@ impl Batch {
             folded += u64::from(!leads);
             let mut result = self.call.results[place];
             // SAFETY: the op is claimed, see `admit`.
-            let d = unsafe { &*self.ops[i as usize].descriptor };
+            let d = unsafe { self.ops[i as usize].descriptor() };
             match kind {
                 OpKind::Retrieve => {
                     if let Ok(len) = result {
@@ -554,10 +612,12 @@ impl Batch {
     }
 
     /// The same where each op has its own place: the call's results become the ops'.
-    fn settle_direct(&mut self, kind: OpKind, stats: &LaneRecorder) {
+    #[inline(always)]
+    fn settle_direct<const ONE: bool>(&mut self, kind: OpKind, stats: &LaneRecorder) {
         let mut moved = 0;
+        let count = self.count::<ONE>();
         let call = &mut self.call;
-        let results = call.results[..self.len].iter_mut().zip(&call.buf_lens);
+        let results = call.results[..count].iter_mut().zip(&call.buf_lens);
         for (op, (result, &buf_len)) in self.ops.iter().zip(results) {
             let Ok(value) = *result else { continue };
             if kind == OpKind::Store {
@@ -565,7 +625,7 @@ impl Batch {
                 continue;
             }
             // SAFETY: the op is claimed, see `admit`.
-            let d = unsafe { &*op.descriptor };
+            let d = unsafe { op.descriptor() };
             *result = settle_retrieve(d, value, (d.buf, buf_len), true);
             if value <= buf_len as u64 {
                 // Also where it is not the length that the op wanted.
@@ -583,13 +643,23 @@ impl Batch {
     }
 
     /// Tickets and results of a run.
+    #[inline(always)]
     pub(crate) fn ends(
         &self,
         run: Run,
     ) -> impl ExactSizeIterator<Item = (Ticket, &RawResult)> + '_ {
         let ops = self.ops[run.start..run.end].iter();
-        let results = self.results()[run.start..run.end].iter();
+        let results = self.results::<false>()[run.start..run.end].iter();
         ops.map(|op| op.ticket).zip(results)
+    }
+
+    /// The only op, with its source and its result; nothing where there are more, or none any more.
+    #[inline(always)]
+    pub(crate) fn only(&self) -> Option<(usize, Ticket, &RawResult)> {
+        let ([run, ..], [op, ..], 1) = (&self.runs[..], &self.ops[..], self.len) else {
+            return None;
+        };
+        Some((run.source, op.ticket, self.results::<true>().first()?))
     }
 
     /// Forgets everything, after all ops were finished.
@@ -598,6 +668,22 @@ impl Batch {
         self.runs.clear();
         self.bytes = 0;
     }
+}
+
+/// How long `n` ops waited and took that were submitted together. Apart, so that the loop over the ops keeps its registers.
+#[inline(never)]
+fn count_times(
+    submitted: u64,
+    began: Option<u64>,
+    now: u64,
+    n: u64,
+    clock: &Clock,
+    stats: &LaneRecorder,
+) {
+    if let Some(began) = began {
+        stats.op_waits(clock.delta_as_nanos(submitted, began), n);
+    }
+    stats.op_totals(clock.delta_as_nanos(submitted, now), n);
 }
 
 /// The place of an op that can't be in this call.
@@ -612,11 +698,14 @@ impl Call {
     /// Finds the op's place: a new one, that of an equal key, or [`LATER`].
     fn place(&mut self, kind: OpKind, index: u32, d: &Descriptor, ops: &[Op]) -> u32 {
         let new = self.len;
-        let equal = self.seen.find_or_insert(d.hash, new as u32, |place| {
-            // SAFETY: the leader is claimed, see `Batch::admit`.
-            let leader = unsafe { &*ops[self.leaders[place as usize] as usize].descriptor };
-            is_equal(leader, d)
-        });
+        let equal = self
+            .seen
+            .open()
+            .find_or_insert(d.hash, new as u32, |place| {
+                // SAFETY: the leader is claimed, see `Batch::admit`.
+                let leader = unsafe { ops[self.leaders[place as usize] as usize].descriptor() };
+                is_equal(leader, d)
+            });
         let Some(place) = equal else {
             self.len += 1;
             self.keys[new] = d.key.cast();
@@ -723,7 +812,15 @@ impl Seen {
     fn new(max: usize) -> Self {
         Self {
             slots: vec![(0, 0); (max * 2).next_power_of_two()].into_boxed_slice(),
-            stamp: 0,
+            stamp: 1,
+        }
+    }
+
+    #[inline(always)]
+    fn open(&mut self) -> SeenIn<'_> {
+        SeenIn {
+            slots: &mut self.slots,
+            stamp: self.stamp,
         }
     }
 
@@ -734,7 +831,15 @@ impl Seen {
             self.stamp = 1;
         }
     }
+}
 
+/// Those of one call.
+struct SeenIn<'a> {
+    slots: &'a mut [(u32, u32)],
+    stamp: u32,
+}
+
+impl SeenIn<'_> {
     /// The place that was inserted with this hash and for which `equal` says yes; or inserts `place`.
     #[inline]
     fn find_or_insert(

@@ -130,9 +130,9 @@ impl Drop for Worker {
         }
         if !self.batch.is_empty() && !self.completing {
             self.batch.fail_all(OpError::StorePanicked);
-            self.end(&engine, self.batch_op, engine.clock.raw());
+            self.end::<false>(&engine, self.batch_op, engine.clock.raw());
             self.release(&engine);
-            self.complete(&engine);
+            self.complete::<false>(&engine);
         }
     }
 }
@@ -225,7 +225,10 @@ impl Worker {
         match self.take(engine, group) {
             None => false,
             Some(op) => {
-                self.execute(engine, group, op);
+                match self.batch.len() {
+                    1 => self.execute::<true>(engine, group, op),
+                    _ => self.execute::<false>(engine, group, op),
+                }
                 true
             }
         }
@@ -415,7 +418,7 @@ impl Worker {
     }
 
     /// Takes from one source, within what is left of the bounds. False where it has ops and not even the first fits.
-    #[inline(always)]
+    #[inline(never)]
     fn take_source(
         &mut self,
         op: OpKind,
@@ -511,8 +514,9 @@ impl Worker {
         !left || !self.words.is_empty()
     }
 
-    /// Executes the batch and completes its ops.
-    fn execute(&mut self, engine: &Shared, group: &Group, op: OpKind) {
+    /// Executes the batch and completes its ops; `ONE`: it is one, and what follows is made for that.
+    #[inline(never)]
+    fn execute<const ONE: bool>(&mut self, engine: &Shared, group: &Group, op: OpKind) {
         let lane = &engine.lanes[op.index()];
         let mut called = false;
         let now = if engine.closing() == Closing::Cancel {
@@ -524,9 +528,9 @@ impl Worker {
         } else {
             called = true;
             self.go_busy(engine, group);
-            let now = self
-                .batch
-                .execute(op, &*engine.store, &engine.clock, self.stats.lane(op));
+            let now =
+                self.batch
+                    .execute::<ONE>(op, &*engine.store, &engine.clock, self.stats.lane(op));
             group.leave();
             now
         };
@@ -538,7 +542,7 @@ impl Worker {
         }
         #[cfg(test)]
         tests::die_if_told(engine);
-        let outcome = self.batch.outcome();
+        let outcome = self.batch.outcome::<ONE>();
         let ended = Ended {
             begun: self.begun,
             since: self.batch.began().unwrap_or(now),
@@ -546,7 +550,7 @@ impl Worker {
             bytes: self.batch.bytes(),
             left: self.left,
         };
-        self.end(engine, op, now);
+        self.end::<ONE>(engine, op, now);
         let overdue = self.batch.has_abandoned() && self.release(engine);
         if called {
             lane.circuit
@@ -561,7 +565,7 @@ impl Worker {
             0 => 0,
             _ => self.queued(lane),
         };
-        self.complete(engine);
+        self.complete::<ONE>(engine);
         if gather_time > 0 {
             self.aside(engine, group, |this| {
                 this.gather(engine, group, lane, gather_time, queued);
@@ -612,20 +616,33 @@ impl Worker {
     }
 
     /// Claims the ends of the batch's ops, and counts them.
-    #[inline]
-    fn end(&mut self, engine: &Shared, op: OpKind, now: u64) {
-        let pairs = &self.pairs;
-        let table_of = |source| match pairs.taken(source) {
-            Some(pair) => &pair.table,
-            None => &engine.clients.table,
-        };
+    #[inline(always)]
+    fn end<const ONE: bool>(&mut self, engine: &Shared, op: OpKind, now: u64) {
         let stats = self.stats.lane(op);
-        self.batch.end(table_of, op, &engine.clock, stats, now);
+        self.batch.end::<ONE>(op, &engine.clock, stats, now);
         self.completing = true;
     }
 
-    #[inline]
-    fn complete(&mut self, engine: &Shared) {
+    #[inline(always)]
+    fn complete<const ONE: bool>(&mut self, engine: &Shared) {
+        if ONE
+            && let Some((source, ticket, result)) = self.batch.only()
+            && let Some(pair) = self.pairs.taken(source)
+        {
+            // SAFETY: the batch claimed the ticket from this source's table and finishes it once.
+            unsafe { pair.complete_one(ticket, result) };
+            publish_fence();
+            pair.notify(engine, &mut self.wakers);
+            if !self.wakers.is_empty() {
+                self.wake(engine);
+            }
+        } else {
+            self.complete_all(engine);
+        }
+    }
+
+    #[inline(never)]
+    fn complete_all(&mut self, engine: &Shared) {
         for &run in self.batch.runs() {
             let ends = self.batch.ends(run);
             match self.pairs.taken(run.source) {
