@@ -17,8 +17,8 @@ use std::task::{Context, Poll, Waker};
 
 use moonring::store::NullStore;
 use moonring::{
-    Client, Done, Driver, Engine, EngineConfig, LocalClient, LocalOp, OpKind, Pair, Region,
-    RegionOptions, SlotClass, Submission,
+    Client, Completion, Done, Driver, Engine, EngineConfig, LocalClient, LocalOp, OpKind, Pair,
+    Region, RegionOptions, SlotClass, Submission,
 };
 
 /// Ops that warm everything up: the caches of no interest here, but all that is done only once.
@@ -75,10 +75,10 @@ fn pair(burst: usize, op: OpKind) {
     if op == OpKind::Lookup {
         let (engine, mut driver) = engine(None, op);
         let mut pair = engine.pair(256).expect("a first pair");
+        let mut keys = keys.iter().cycle();
         count(burst, || {
             let mut batch = pair.batch();
-            for _ in 0..burst {
-                let key = &keys[next % keys.len()];
+            for key in keys.by_ref().take(burst) {
                 let pushed = batch.push(Submission::lookup(key).user_data(next as u64));
                 assert!(pushed.is_ok());
                 next += 1;
@@ -116,10 +116,19 @@ fn pair(burst: usize, op: OpKind) {
 #[inline(always)]
 fn reap(pair: &mut Pair, burst: usize, mut slot: impl FnMut(moonring::Slot)) {
     for _ in 0..burst {
-        let completion = pair.poll().expect("all were done");
-        assert!(completion.result.is_ok());
-        black_box(completion.user_data);
-        completion.slot.into_iter().for_each(&mut slot);
+        let Some(Completion {
+            user_data,
+            result: Ok(_),
+            slot: back,
+            ..
+        }) = pair.poll()
+        else {
+            panic!("all were done, and went well");
+        };
+        black_box(user_data);
+        if let Some(back) = back {
+            slot(back);
+        }
     }
 }
 
