@@ -147,13 +147,15 @@ fn a_comparison_tells_the_rounds_that_were_over() {
             op,
             "--keys",
             "128",
+            "--value-bytes",
+            "64",
             "--seconds",
             "1",
             "--rounds",
             "2000",
         ];
         // All rounds take 9 s at least. On a busy machine the first one may not be over soon.
-        let delays = [1_500, 4_000, 8_000].map(Duration::from_millis);
+        let delays = [500, 2_000, 8_000].map(Duration::from_millis);
         let mut runs = delays.into_iter().map(|delay| {
             let folder = folder(&format!("interrupt_compare_{op}"));
             told(op, &folder, &args, When::Running(delay))
@@ -185,15 +187,16 @@ fn a_comparison_tells_the_rounds_that_were_over() {
 #[test]
 fn a_sweep_tells_the_rounds_that_were_over() {
     for op in ["retrieve", "delete"] {
-        // All rounds take 10 s at least. On a busy machine the first one may not be over soon.
-        let delays = [1_500, 4_000, 8_000].map(Duration::from_millis);
+        // All rounds take 2 s at least. On a busy machine the first one may not be over soon; there all of them take longer.
+        let delays = [300, 2_000, 8_000].map(Duration::from_millis);
         let mut runs = delays.into_iter().map(|delay| {
             let folder = folder(&format!("interrupt_sweep_{op}"));
             let drawn = folder.join("a.svg");
             let svg = drawn.to_string_lossy();
+            // Little time and small values: before the first round each setting warms up, and a delete's values are stored again and again.
             let args = ["bench", "--sweep=4,16", "--op", op, "--keys", "128"];
-            let more = ["--seconds", "2", "--rounds", "4000", "--svg"];
-            let args = [&args[..], &more, &[&svg]].concat();
+            let few = ["--value-bytes", "64", "--seconds", "0.4", "--rounds", "800"];
+            let args = [&args[..], &few, &["--svg", &svg]].concat();
             let report = told(op, &folder, &args, When::Running(delay));
             (report, drawn.is_file())
         });
@@ -203,7 +206,7 @@ fn a_sweep_tells_the_rounds_that_were_over() {
         assert_eq!(report["errors"], Value::Array(Vec::new()), "{op}");
         assert_eq!(report["failed_ops"], 0, "{op}");
         let rounds = report["rounds"].as_u64().expect("a number");
-        assert!(rounds < 4000, "{op}: {rounds}");
+        assert!(rounds < 800, "{op}: {rounds}");
         assert_eq!(report["sweep"]["rounds"], rounds, "{op}");
         let ratio = report["ratio_vs_best_fixed"].as_f64();
         assert!(ratio > Some(0.0), "{op}: {ratio:?}");

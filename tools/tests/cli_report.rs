@@ -225,8 +225,10 @@ fn a_log_of_a_comparison_agrees_with_its_json() {
             op,
             "--keys",
             "128",
+            "--value-bytes",
+            "64",
             "--seconds",
-            "0.2",
+            "0.1",
             "--rounds",
             "4",
         ];
