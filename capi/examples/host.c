@@ -79,6 +79,17 @@ int main(void) {
     int status = moonring_submit(pair, &bad, 1, &accepted);
     printf("bad op: %s: %s, accepted %zu\n", moonring_status_name(status), moonring_last_error(), accepted);
 
+    /* Here ops may wait for a fuller call: one alone would for a minute, the second makes it go. */
+    moonring_pair_options options = {.depth = BLOCKS, .linger_ops = 2, .linger_us = 60000000};
+    moonring_pair *patient = NULL;
+    must(moonring_pair_open_with(engine, &options, &patient), "a patient pair");
+    moonring_op op = {.kind = MOONRING_LOOKUP, .key = "key", .key_len = 3};
+    must(moonring_submit(patient, &op, 1, &accepted), "submit");
+    printf("one alone: %s\n", moonring_status_name(moonring_wait(patient, 1, 50)));
+    must(moonring_submit(patient, &op, 1, &accepted), "submit");
+    printf("two: %s\n", moonring_status_name(moonring_wait(patient, 2, 10000)));
+
+    moonring_pair_close(patient);
     moonring_pair_close(pair);
     moonring_shutdown_report report;
     must(moonring_shutdown(engine, 1, 5000, &report), "shutdown");

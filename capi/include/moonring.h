@@ -163,6 +163,17 @@ typedef struct moonring_shutdown_report {
   uint64_t not_unregistered;
 } moonring_shutdown_report;
 
+// What a pair is to be. Set the fields by name, over zeros.
+typedef struct moonring_pair_options {
+  // The most ops in flight.
+  size_t depth;
+  // The pair's ops may wait for a fuller store call: until so many of their kind wait (of all pairs that do so; at most `max_batch`).
+  // Below 2: none waits.
+  size_t linger_ops;
+  // But no longer than so many microseconds. 0: none waits.
+  uint32_t linger_us;
+} moonring_pair_options;
+
 // What is asked for.
 typedef struct moonring_op {
   // `MOONRING_LOOKUP`, `_RETRIEVE`, `_STORE` or `_DELETE`.
@@ -244,6 +255,18 @@ void moonring_close(struct moonring_engine *engine);
 moonring_status moonring_pair_open(const struct moonring_engine *engine,
                                    size_t depth,
                                    struct moonring_pair **pair);
+
+// As `moonring_pair_open`, with options. They are not kept.
+//
+// Ops that wait for a fuller call go along with whatever makes a call of their kind earlier, and at once while the engine shuts down
+// or their kind's circuit is open; one with a timeout waits for half of it at most. Ops of other pairs never wait. When it is worth
+// it: docs/merging.md.
+//
+// # Safety
+// `engine` must be one that was opened and not closed; `options` NULL, or what it says.
+moonring_status moonring_pair_open_with(const struct moonring_engine *engine,
+                                        const struct moonring_pair_options *options,
+                                        struct moonring_pair **pair);
 
 // Frees a pair. Its ops go on; nobody hears of their ends, so keep their buffers until the engine is shut down. NULL is fine.
 //
