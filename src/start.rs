@@ -201,6 +201,12 @@ impl EngineBuilder {
         for op in OpKind::ALL {
             self.config.per_op_workers[op] = self.config.per_op_workers[op].and(Some(1));
         }
+        self.by_hand()
+    }
+
+    /// A driver for each worker.
+    fn by_hand(mut self) -> Result<(Engine, Vec<Driver>), StartError> {
+        self.config.validate()?;
         self.config.cores = CoreChoice::None;
         let (shared, plans) = self.set_up()?;
         let shared = Arc::new(shared);
@@ -219,7 +225,7 @@ impl EngineBuilder {
     }
 
     /// [`start_by_hand`](Self::start_by_hand) on a clock that is moved by hand, too: nothing that happens then depends on the time
-    /// that it takes.
+    /// that it takes. And with as many workers as are configured, each with a [`Driver`], group by group: the shared pool first.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -228,7 +234,7 @@ impl EngineBuilder {
         clock: &HandClock,
     ) -> Result<(Engine, Vec<Driver>), StartError> {
         self.clock = Clock::new(clock.clock());
-        self.start_by_hand()
+        self.by_hand()
     }
 
     fn set_up(self) -> Result<(Shared, Vec<Plan>), StartError> {

@@ -773,7 +773,7 @@ impl Worker {
     }
 }
 
-/// The only worker of a group, driven by hand: see [`EngineBuilder::start_by_hand`](crate::EngineBuilder::start_by_hand).
+/// A worker that is driven by hand: see [`EngineBuilder::start_by_hand`](crate::EngineBuilder::start_by_hand).
 pub struct Driver(Worker, Sweeper);
 
 impl Driver {

@@ -58,9 +58,15 @@ pub(super) struct Batch {
     todo: Vec<Id>,
     /// What the calls brought, in no order: also for ops that had ended.
     results: Vec<Raw>,
+    /// The time of an op of it was up during its calls.
+    is_overdue: bool,
 }
 
 impl Batch {
+    pub(super) fn kind(&self) -> OpKind {
+        self.kind
+    }
+
     pub(super) fn new(kind: OpKind, ops: Vec<Id>, may: May) -> Self {
         let todo = match may {
             May::Nothing => Vec::new(),
@@ -72,6 +78,7 @@ impl Batch {
             ops,
             todo,
             results: Vec::new(),
+            is_overdue: false,
         }
     }
 }
@@ -240,6 +247,13 @@ impl Model {
         }
     }
 
+    /// The time of a running op is up. Whether its call was in time until now.
+    pub(super) fn is_call_overdue_now(&mut self, id: Id) -> bool {
+        let mut batches = self.batches.iter_mut();
+        let batch = batches.find(|batch| batch.ops.contains(&id));
+        !std::mem::replace(&mut batch.expect("a worker has it").is_overdue, true)
+    }
+
     /// The round is over. Returns whether calls are missing.
     pub fn finish(&mut self) -> bool {
         let batch = self.batches.pop().expect("a worker has a batch");
@@ -259,7 +273,7 @@ impl Model {
             }
         }
         if batch.may != May::Nothing {
-            self.calls_returned(batch.kind, batch.may, &batch.results);
+            self.calls_returned(batch.kind, batch.may, &batch.results, batch.is_overdue);
         }
         !batch.todo.is_empty()
     }

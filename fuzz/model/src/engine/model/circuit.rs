@@ -1,10 +1,8 @@
 //! Circuits: whether calls of a kind are made, and with how many keys at most.
-//!
-//! A lane has one worker here, so one call that is overdue is half of its workers.
 
 use moonring::{OpError, OpKind, SubmitError, Unavailable};
 
-use super::{Knobs, Model, Raw};
+use super::{Id, Knobs, Model, Raw};
 
 /// The circuit of one op kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,26 +12,19 @@ pub struct Circuit {
     /// Calls in a row in which all keys failed, and those of them, the last ones, in which all failed on the way.
     pub failed: u32,
     unreachable: u32,
-    /// A call has not returned though the time of an op of it is up.
-    pub is_overdue: bool,
+    /// Calls that have not returned though the time of an op of theirs is up, and how many of them open it.
+    pub overdue: u32,
+    too_many: u32,
     /// Most keys of the next call.
     pub bound: usize,
     pub opened: u64,
     /// A call was answered.
     pub answered: bool,
-    probe: Probe,
-}
-
-/// When an open circuit lets one op through: not before the first of these times, and surely from the second on. The engine
-/// says how long the pause is, a quarter more or less; nobody looks at it in between.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Probe {
-    Due {
-        from: u64,
-        surely: u64,
-    },
-    /// One is under way.
-    Out,
+    /// While it is open, when it lets one op through: not before the first of these times, and surely from the second on. The
+    /// engine says how long the pause is, a quarter more or less; nobody looks at it in between.
+    probe_at: (u64, u64),
+    /// That op's call is under way; maybe one that began when the circuit had been open before.
+    is_probing: bool,
 }
 
 /// What a worker may do with what it takes.
@@ -47,23 +38,27 @@ pub enum May {
 }
 
 impl Circuit {
-    pub fn new(knobs: &Knobs) -> Self {
+    pub fn new(op: OpKind, knobs: &Knobs) -> Self {
+        let mut groups = knobs.groups.iter();
+        let group = groups.find(|group| group.kinds.contains(&op));
+        let workers = group.expect("each kind has one").workers as u32;
         Self {
             open: None,
             failed: 0,
             unreachable: 0,
-            is_overdue: false,
+            overdue: 0,
+            too_many: (workers / 2).max(1),
             bound: knobs.max_batch,
             opened: 0,
             answered: false,
-            probe: Probe::Due { from: 0, surely: 0 },
+            probe_at: (0, 0),
+            is_probing: false,
         }
     }
 
     fn pause(&mut self, knobs: &Knobs, now: u64) {
         let (pause, quarter) = (knobs.pause, knobs.pause / 4);
-        let (from, surely) = (now + pause - quarter, now + pause + quarter);
-        self.probe = Probe::Due { from, surely };
+        self.probe_at = (now + pause - quarter, now + pause + quarter);
     }
 
     fn open(&mut self, why: Unavailable, knobs: &Knobs, now: u64) {
@@ -74,17 +69,19 @@ impl Circuit {
     }
 
     fn is_probe_due(&self, now: u64) -> bool {
-        match self.probe {
-            Probe::Out => false,
-            Probe::Due { from, surely } => {
-                assert!(now < from || now >= surely, "nobody looks in between");
-                now >= surely
-            }
+        let (from, surely) = self.probe_at;
+        if self.is_probing {
+            return false;
         }
+        assert!(now < from || now >= surely, "nobody looks in between");
+        now >= surely
     }
 
     fn returned(&mut self, results: &[Raw], was: May, was_overdue: bool, knobs: &Knobs, now: u64) {
-        if knobs.fail_fast > 0 {
+        let answered = results.iter().any(is_answer);
+        // Of a call with all keys that went well the circuit takes no notice, so it doubles no bound that another call has halved.
+        let goes_well = answered && !was_overdue && self.failed == 0 && self.open.is_none();
+        if knobs.fail_fast > 0 && !(goes_well && was == May::Call(knobs.max_batch)) {
             self.bound = match was_overdue {
                 true => (self.bound / 2).max(1),
                 false => (self.bound * 2).min(knobs.max_batch),
@@ -106,8 +103,9 @@ impl Circuit {
         } else {
             // The store is there, whatever it says.
             self.unreachable = 0;
-            self.open = None;
-            let answered = results.iter().any(is_answer);
+            if self.overdue < self.too_many {
+                self.open = None;
+            }
             self.answered |= answered;
             self.failed = match answered {
                 true => 0,
@@ -115,6 +113,7 @@ impl Circuit {
             };
         }
         if was == May::Probe {
+            self.is_probing = false;
             self.pause(knobs, now);
         }
     }
@@ -154,23 +153,32 @@ impl Model {
     /// A worker has found something for what it may do.
     pub(super) fn begin(&mut self, op: OpKind, may: May) {
         if may == May::Probe {
-            self.circuits[op.index()].probe = Probe::Out;
+            self.circuits[op.index()].is_probing = true;
         }
     }
 
     /// The time of a running op is up.
-    pub(super) fn call_is_overdue(&mut self, op: OpKind) {
-        let circuit = &mut self.circuits[op.index()];
-        circuit.is_overdue = true;
-        if self.knobs.fail_fast > 0 {
+    pub(super) fn op_is_overdue(&mut self, id: Id) {
+        if !self.is_call_overdue_now(id) {
+            return;
+        }
+        let circuit = &mut self.circuits[self.ops[id].request.kind.index()];
+        circuit.overdue += 1;
+        if self.knobs.fail_fast > 0 && circuit.overdue >= circuit.too_many {
             circuit.open(Unavailable::Overdue, &self.knobs, self.now);
         }
     }
 
     /// The calls of a round have returned, with these results.
-    pub(super) fn calls_returned(&mut self, op: OpKind, may: May, results: &[Raw]) {
+    pub(super) fn calls_returned(
+        &mut self,
+        op: OpKind,
+        may: May,
+        results: &[Raw],
+        was_overdue: bool,
+    ) {
         let circuit = &mut self.circuits[op.index()];
-        let was_overdue = std::mem::take(&mut circuit.is_overdue);
+        circuit.overdue -= u32::from(was_overdue);
         circuit.returned(results, may, was_overdue, &self.knobs, self.now);
     }
 
@@ -183,14 +191,9 @@ impl Model {
     pub fn settled_time(&self, by: u64, early: bool) -> u64 {
         let mut time = self.now + by;
         let windows = || {
-            let open = self
-                .circuits
-                .iter()
-                .filter(|circuit| circuit.open.is_some());
-            open.filter_map(|circuit| match circuit.probe {
-                Probe::Due { from, surely } => Some((from, surely)),
-                Probe::Out => None,
-            })
+            let circuits = self.circuits.iter();
+            let asked = circuits.filter(|c| c.open.is_some() && !c.is_probing);
+            asked.map(|circuit| circuit.probe_at)
         };
         let is_in = |time: u64| windows().find(|&(from, surely)| from <= time && time < surely);
         if let Some((from, _)) = is_in(time)

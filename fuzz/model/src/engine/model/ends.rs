@@ -26,7 +26,7 @@ impl Model {
             self.quarantine.push(id);
             self.lanes[kind.index()].total += 1;
             if matches!(error(started), OpError::TimedOut { .. }) {
-                self.call_is_overdue(kind);
+                self.op_is_overdue(id);
             }
         }
         self.count(id);

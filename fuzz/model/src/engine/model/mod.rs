@@ -30,13 +30,31 @@ pub type Raw = Result<u64, OpError>;
 /// An op, by its place in [`Model::ops`].
 pub type Id = usize;
 
+/// Workers that serve the same op kinds; a driver is each of them.
+#[derive(Debug)]
+pub struct Group {
+    pub kinds: Vec<OpKind>,
+    pub workers: usize,
+}
+
+impl Group {
+    /// Of several kinds none may have all workers in its calls.
+    fn most_calls(&self) -> usize {
+        match self.kinds.len() > 1 && self.workers > 1 {
+            true => self.workers - 1,
+            false => self.workers,
+        }
+    }
+}
+
 /// The knobs that matter here.
 #[derive(Debug)]
 pub struct Knobs {
-    /// The op kinds of each driver.
-    pub groups: Vec<Vec<OpKind>>,
+    pub groups: Vec<Group>,
     pub max_batch: usize,
     pub max_bytes: usize,
+    /// Most bytes of a batch while another worker could take some, too.
+    pub share_bytes: usize,
     /// A power of two.
     pub ring_depth: usize,
     pub max_pairs: usize,
@@ -205,12 +223,8 @@ pub struct Model {
 impl Model {
     pub fn new(knobs: Knobs, now: u64) -> Self {
         Self {
-            drivers: knobs
-                .groups
-                .iter()
-                .map(|_| DriverState::default())
-                .collect(),
-            circuits: std::array::from_fn(|_| Circuit::new(&knobs)),
+            drivers: DriverState::all(&knobs.groups),
+            circuits: OpKind::ALL.map(|op| Circuit::new(op, &knobs)),
             credits: knobs.ring_depth,
             long_free: knobs.long_keys,
             knobs,

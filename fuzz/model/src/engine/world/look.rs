@@ -25,7 +25,7 @@ impl World {
         for (lane, circuit) in health.lanes.iter().zip(model.circuits()) {
             assert_eq!(lane.open, circuit.open, "why a circuit is open");
             let got = (lane.failed_calls, lane.overdue_calls, lane.opened);
-            let expected = (circuit.failed, circuit.is_overdue.into(), circuit.opened);
+            let expected = (circuit.failed, circuit.overdue, circuit.opened);
             assert_eq!(got, expected, "failed, overdue, opened");
             assert_eq!(lane.batch_bound, circuit.bound, "most keys of a call");
             let in_use = circuit.answered || circuit.failed > 0;

@@ -113,6 +113,16 @@ impl World {
         self.input.borrow().is_empty() || self.model.borrow().ops.len() >= MAX_OPS
     }
 
+    /// Inside a store call.
+    fn is_inside(&self) -> bool {
+        !self.calls.borrow().is_empty()
+    }
+
+    /// Op kinds have several workers.
+    fn has_crews(&self) -> bool {
+        self.model.borrow().knobs.groups[0].workers > 1
+    }
+
     fn fails_fast(&self) -> bool {
         self.model.borrow().knobs.fail_fast > 0
     }
@@ -140,7 +150,10 @@ impl World {
 
     fn step(&self) {
         let mut what = self.below(16);
-        if self.fails_fast() {
+        if self.is_inside() && self.has_crews() {
+            // Workers are to meet in calls of one kind.
+            what = [0, 0, 4, 4, 4, 4, 4, 4, 7, 8, 9, 11, 12, 13, 14, 15][what];
+        } else if self.fails_fast() {
             // Circuits want calls and time, and fewer ops.
             what = [0, 0, 4, 4, 4, 4, 7, 7, 8, 9, 9, 11, 12, 13, 14, 15][what];
         }

@@ -55,7 +55,10 @@ impl World {
             faults: Vec::new(),
         };
         self.calls.borrow_mut().push((call, orders));
-        let inside = self.below(8).saturating_sub(4);
+        let inside = match self.has_crews() {
+            true => self.below(8),
+            false => self.below(8).saturating_sub(4),
+        };
         for _ in 0..inside {
             if !self.is_over() {
                 self.step();
@@ -172,8 +175,7 @@ impl World {
     }
 
     pub(super) fn expire(&self) {
-        let is_inside = !self.calls.borrow().is_empty();
-        if is_inside && self.fails_fast() && self.below(2) == 1 {
+        if self.is_inside() && self.fails_fast() && self.below(2) == 1 {
             self.clock();
         }
         // Any driver that is free looks at all ops.

@@ -10,7 +10,7 @@ use moonring::{
 };
 
 use super::World;
-use crate::engine::model::{ClientOptions, Knobs, Model, Time};
+use crate::engine::model::{ClientOptions, Group, Knobs, Model, Time};
 use crate::engine::store::Scripted;
 use crate::input::Input;
 
@@ -30,8 +30,10 @@ const REGION: usize = 4096;
 
 /// What is drawn.
 struct Setup {
-    /// Kinds with a worker of their own; the others share one.
+    /// Kinds with workers of their own; the others share theirs.
     dedicated: &'static [OpKind],
+    /// Of each group.
+    workers: usize,
     with_clients: bool,
     quarantine_percent: u32,
     is_down: [bool; 4],
@@ -51,11 +53,22 @@ impl Setup {
             _ => &[Delete],
         };
         let with_clients = layout & 4 != 0;
+        let workers = match layout >> 5 {
+            3 => 2,
+            7 => 3,
+            _ => 1,
+        };
         let max_batch = input.one_of(&[1, 2, 5, 16, 16]);
         // Where clients are, no batch comes to its bound of bytes: see `Model::peeked_len`.
         let max_bytes = match with_clients {
             true => 1 << 20,
             false => input.one_of(&[1, 20, 64, 100, 1 << 20]),
+        };
+        let share_bytes = match (workers, with_clients) {
+            // Nobody to share with.
+            (1, _) => 1,
+            (_, true) => max_bytes,
+            (_, false) => input.one_of(&[1, 20, 64, 1 << 20]),
         };
         let ring_depth = input.one_of(&[1, 2, 4, 8]);
         let long_keys = input.below(3);
@@ -70,13 +83,15 @@ impl Setup {
         let timeout = |op| (layout & 8 != 0 && op != Delete).then_some(3_000_000);
         Self {
             dedicated,
+            workers,
             with_clients,
             quarantine_percent,
             is_down,
             knobs: Knobs {
-                groups: groups(dedicated),
+                groups: groups(dedicated, workers),
                 max_batch,
                 max_bytes,
+                share_bytes,
                 ring_depth,
                 max_pairs: 3,
                 max_key: 300,
@@ -95,7 +110,10 @@ impl Setup {
         let mut config = EngineConfig::default()
             .max_batch(knobs.max_batch)
             .max_batch_bytes(knobs.max_bytes)
-            .share_bytes(1)
+            .share_bytes(knobs.share_bytes)
+            .num_workers(self.workers)
+            // How many of several workers may be in calls at once is learned by the time that calls take; that isn't modelled.
+            .adapt(self.workers == 1)
             .ring_depth(knobs.ring_depth)
             .max_pairs(knobs.max_pairs)
             .max_key(knobs.max_key)
@@ -109,18 +127,19 @@ impl Setup {
             }
         }
         for &op in self.dedicated {
-            config = config.dedicated(op, 1);
+            config = config.dedicated(op, self.workers);
         }
         config
     }
 }
 
-/// The op kinds of each driver: first those that share one.
-fn groups(dedicated: &[OpKind]) -> Vec<Vec<OpKind>> {
+/// As the engine has them: first that of the kinds that share workers.
+fn groups(dedicated: &[OpKind], workers: usize) -> Vec<Group> {
     let shared = OpKind::ALL.into_iter().filter(|op| !dedicated.contains(op));
     let own = dedicated.iter().map(|&op| vec![op]);
-    let groups = std::iter::once(shared.collect()).chain(own);
-    groups.filter(|ops: &Vec<OpKind>| !ops.is_empty()).collect()
+    let kinds = std::iter::once(shared.collect()).chain(own);
+    let kinds = kinds.filter(|kinds: &Vec<OpKind>| !kinds.is_empty());
+    kinds.map(|kinds| Group { kinds, workers }).collect()
 }
 
 /// A client with each option.
@@ -179,7 +198,7 @@ impl World {
             .region(region.clone())
             .start_by_hand_on(&clock);
         let (engine, drivers) = started.expect("the engine starts");
-        assert_eq!(drivers.len(), setup.knobs.groups.len());
+        assert_eq!(drivers.len(), setup.knobs.groups.len() * setup.workers);
         Self {
             clients: match setup.with_clients {
                 true => clients(&engine),
