@@ -145,7 +145,7 @@ impl World {
 
     pub(super) fn go_down_or_up(&self) {
         match self.below(8) {
-            7 => self.look_at_counts(),
+            7 => self.look_at_counts_at_times(),
             n => {
                 let kind = OpKind::ALL[n % 4];
                 let is_down = &mut self.is_down.borrow_mut()[kind.index()];

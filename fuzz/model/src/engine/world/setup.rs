@@ -1,6 +1,6 @@
 //! The engine and its model, as the first bytes of the script say.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -221,6 +221,7 @@ impl World {
             is_down: RefCell::new(setup.is_down),
             failure: RefCell::default(),
             filled: RefCell::new(1),
+            looks: Cell::new(2),
             says: std::env::var_os("MOONRING_SAY").is_some(),
         }
     }
