@@ -557,6 +557,20 @@ fn equal_deletes_fold_where_force_is_equal_and_go_in_a_further_call_where_not() 
         assert_eq!(results, [gone, gone, missing, gone, gone]);
         assert_eq!(t.engine.stats().lane(OpKind::Delete).folded_ops, 1);
         t.watched.assert_content();
+
+        // Also where no key stands twice.
+        for (key, force) in [("m", forced_first), ("n", !forced_first)] {
+            put(&*t.memory, key.as_bytes(), b"v");
+            submit(&mut pair, delete(key, force));
+        }
+        assert!(t.driver.poll_once());
+        let calls = t.watched.take_calls();
+        let seen: Vec<_> = calls.iter().map(|c| (c.force, c.keys.concat())).collect();
+        let expected = [
+            (forced_first, b"m".to_vec()),
+            (!forced_first, b"n".to_vec()),
+        ];
+        assert_eq!(seen, expected);
     }
 }
 

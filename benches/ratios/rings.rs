@@ -82,10 +82,7 @@ pub fn spsc_bursts<T: Element>(n: u64) -> Turn {
                 match producer.reserve(BURST) {
                     Err(_) => std::hint::spin_loop(),
                     Ok(mut places) => {
-                        for _ in 0..BURST {
-                            let _ = places.push(T::new(sent));
-                            sent += 1;
-                        }
+                        sent += places.fill_from((sent..).map(T::new)) as u64;
                         places.commit();
                     }
                 }

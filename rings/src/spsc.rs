@@ -330,6 +330,29 @@ impl<T> Reservation<'_, T> {
         Ok(())
     }
 
+    /// Fills places with what the iterator gives, each value where it is to lie, until either has no more. Returns how many.
+    #[inline]
+    pub fn fill_from(&mut self, values: impl IntoIterator<Item = T>) -> usize {
+        let (before, mut values) = (self.at, values.into_iter());
+        let places = self.producer.places;
+        // In stretches: up to the ring's end, and on from its begin.
+        while self.at != self.end {
+            let at = self.at & places.mask;
+            let room = (places.mask + 1 - at).min(self.end.wrapping_sub(self.at));
+            // SAFETY: `at` and as many as there are up to the ring's end are places of it, which is alive.
+            let stretch = unsafe { slice::from_raw_parts(places.first.add(at), room) };
+            for place in stretch {
+                let Some(value) = values.next() else {
+                    return self.at.wrapping_sub(before);
+                };
+                // SAFETY: as in `push`.
+                place.with_mut(|p| unsafe { (*p).write(value) });
+                self.at = self.at.wrapping_add(1);
+            }
+        }
+        self.at.wrapping_sub(before)
+    }
+
     /// Places not filled yet.
     pub fn left(&self) -> usize {
         self.end.wrapping_sub(self.at)

@@ -306,6 +306,51 @@ fn each_value_once_and_in_order_under_load() {
     });
 }
 
+/// The places of a reservation lie on both sides of the ring's end.
+#[test]
+fn a_reservation_takes_what_an_iterator_has() {
+    let (mut producer, consumer) = ring(4);
+    let mut taker = consumer.try_lock().unwrap();
+    for start in 0..4u64 {
+        // With these it begins at another place each time.
+        for value in [start, start + 1] {
+            producer.push(value).unwrap();
+            assert_eq!(taker.pop(), Some(value));
+        }
+        let mut more = producer.reserve(3).unwrap();
+        let mut numbers = 10..;
+        assert_eq!(more.fill_from(numbers.by_ref()), 3);
+        assert_eq!((more.left(), more.fill_from([99])), (0, 0));
+        assert_eq!(numbers.next(), Some(13), "none was taken in vain");
+        assert_eq!(more.commit(), 3);
+        assert!(taker.take(4).eq(10..13));
+        let mut fewer = producer.reserve(4).unwrap();
+        assert_eq!(fewer.fill_from([7]), 1);
+        assert_eq!((fewer.push(8), fewer.left()), (Ok(()), 2));
+        assert_eq!(fewer.commit(), 2);
+        assert!(taker.take(4).eq([7, 8]));
+    }
+}
+
+/// What was filled in until then is dropped with the reservation, once.
+#[test]
+fn an_iterator_that_panics_leaves_the_ring_as_it_was() {
+    let (mut producer, consumer) = ring(4);
+    let value = std::sync::Arc::new(());
+    let values = (0..4).map(|i| match i {
+        2 => panic!("on purpose"),
+        _ => std::sync::Arc::clone(&value),
+    });
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        producer.reserve(4).unwrap().fill_from(values);
+    }));
+    assert!(caught.is_err());
+    assert_eq!(std::sync::Arc::strong_count(&value), 1);
+    producer.push(value).unwrap();
+    let mut taker = consumer.try_lock().unwrap();
+    assert!(taker.pop().is_some() && taker.pop().is_none());
+}
+
 #[test]
 fn nothing_goes_in_after_close() {
     let (mut producer, consumer) = ring(4);
