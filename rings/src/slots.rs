@@ -379,8 +379,7 @@ impl<D, W> Table<D, W> {
         ticket
     }
 
-    /// Has the processor fetch an op's line to write, for a [`hold`](Table::hold) that follows: the line lies in its owner's cache, and
-    /// each hold would wait for its own by itself.
+    /// Has the processor fetch an entry's line to write, which lies in another core's cache: for an owner that uses the entry next.
     #[inline(always)]
     pub fn prefetch(&self, ticket: Ticket) {
         #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
