@@ -1,53 +1,20 @@
 //! Credits: each is one thread's, however old what a taker saw below it.
 
-use std::sync::atomic::AtomicUsize;
-
-use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
 use moonring_rings::credits::Credits;
 
-use crate::model;
+use crate::{model, one_threads};
 
 /// A credit is one thread's at a time, and brings along what its last holder did to the entry.
 #[test]
 fn a_credit_is_one_threads() {
-    model("credits a_credit_is_one_threads", 2, Some(3), || {
-        let shared = Arc::new((
-            Credits::new(2),
-            [0, 1].map(UnsafeCell::new),
-            AtomicUsize::new(0),
-        ));
-        let turn = |n: usize| {
-            let shared = Arc::clone(&shared);
-            move || {
-                let (credits, cells, used) = &*shared;
-                for _ in 0..n {
-                    // Two others hold at most one each.
-                    if let Some(index) = credits.acquire() {
-                        // SAFETY: the credit is ours.
-                        cells[index as usize].with_mut(|c| unsafe { *c += 10 });
-                        used.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                        credits.release(index);
-                    }
-                }
-            }
-        };
-        let threads = [thread::spawn(turn(2)), thread::spawn(turn(1))];
-        turn(1)();
-        for thread in threads {
-            thread.join().unwrap();
-        }
-        let (credits, cells, used) = &*shared;
-        let mut left = [credits.acquire(), credits.acquire(), credits.acquire()];
-        left.sort();
-        assert_eq!(left, [None, Some(0), Some(1)]);
-        // SAFETY: no thread is left.
-        let sum: usize = cells.iter().map(|c| c.with(|c| unsafe { *c })).sum();
-        let used = used.load(std::sync::atomic::Ordering::Relaxed);
-        assert_eq!(sum, 1 + 10 * used, "each use, and none twice");
-        assert!(used >= 1);
-    });
+    one_threads(
+        "credits a_credit_is_one_threads",
+        || Credits::new(2),
+        |credits| credits.acquire().map(u64::from),
+        |credits, index| credits.release(index as u32),
+    );
 }
 
 /// While one thread has looked at the two on top, another takes both and gives the first back: it is on top again, and what lay below it is

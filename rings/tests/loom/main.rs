@@ -30,6 +30,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
+use loom::cell::UnsafeCell;
+
 /// Runs `f` in every way that loom finds, with at most `preemptions` (`None`: any number), or fewer if the environment
 /// says so, and says how far that went. `threads` is how many `f` starts besides its own.
 fn model(
@@ -63,6 +65,49 @@ fn model(
         runs.load(Ordering::Relaxed),
         start.elapsed().as_secs_f64(),
     );
+}
+
+/// Three threads take the numbers 0 and 1 from a pool that `new` makes, and give them back: each is one thread's at a time, and brings
+/// along what its last holder did.
+fn one_threads<P: Send + Sync + 'static>(
+    name: &str,
+    new: impl Fn() -> P + Send + Sync + 'static,
+    take: fn(&P) -> Option<u64>,
+    give: fn(&P, u64),
+) {
+    model(name, 2, Some(3), move || {
+        let cells = [0, 1].map(UnsafeCell::new);
+        let shared = loom::sync::Arc::new((new(), cells, AtomicUsize::new(0)));
+        let turn = |n: usize| {
+            let shared = loom::sync::Arc::clone(&shared);
+            move || {
+                let (pool, cells, used) = &*shared;
+                for _ in 0..n {
+                    // Two others hold at most one each.
+                    if let Some(number) = take(pool) {
+                        // SAFETY: the number is ours.
+                        cells[number as usize].with_mut(|c| unsafe { *c += 10 });
+                        used.fetch_add(1, Ordering::Relaxed);
+                        give(pool, number);
+                    }
+                }
+            }
+        };
+        let threads = [turn(2), turn(1)].map(loom::thread::spawn);
+        turn(1)();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        let (pool, cells, used) = &*shared;
+        let mut left = [take(pool), take(pool), take(pool)];
+        left.sort();
+        assert_eq!(left, [None, Some(0), Some(1)]);
+        // SAFETY: no thread is left.
+        let sum: usize = cells.iter().map(|c| c.with(|c| unsafe { *c })).sum();
+        let used = used.load(Ordering::Relaxed);
+        assert_eq!(sum, 1 + 10 * used, "each use, and none twice");
+        assert!(used >= 1);
+    });
 }
 
 /// Counts how often each of a handful of values was dropped. Not seen by loom: it only counts.

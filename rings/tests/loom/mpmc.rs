@@ -6,7 +6,7 @@ use loom::thread;
 use moonring_rings::mpmc::Mpmc;
 use moonring_rings::{Full, PushError};
 
-use crate::model;
+use crate::{model, one_threads};
 
 /// Takes at most `max` words once.
 fn take(ring: &Mpmc, max: usize) -> Vec<u64> {
@@ -279,41 +279,17 @@ fn close_against_push() {
 /// A ring as a pool: a word is one thread's at a time, and brings along what its last holder did.
 #[test]
 fn a_word_is_one_threads() {
-    model("mpmc a_word_is_one_threads", 2, Some(3), || {
-        let shared = Arc::new((
-            Mpmc::new(2),
-            [0, 1].map(UnsafeCell::new),
-            std::sync::atomic::AtomicUsize::new(0),
-        ));
-        let turn = |n: usize| {
-            let shared = Arc::clone(&shared);
-            move || {
-                let (pool, cells, used) = &*shared;
-                for _ in 0..n {
-                    // Two others hold at most one each.
-                    if let Some(index) = pool.pop() {
-                        // SAFETY: the word is ours.
-                        cells[index as usize].with_mut(|c| unsafe { *c += 10 });
-                        used.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                        pool.push(index).unwrap();
-                    }
-                }
-            }
-        };
-        shared.0.push_all(&[0, 1]).unwrap();
-        let threads = [thread::spawn(turn(2)), thread::spawn(turn(1))];
-        turn(1)();
-        for thread in threads {
-            thread.join().unwrap();
-        }
-        let (pool, cells, used) = &*shared;
-        let mut left = [pool.pop(), pool.pop(), pool.pop()];
-        left.sort();
-        assert_eq!(left, [None, Some(0), Some(1)]);
-        // SAFETY: no thread is left.
-        let sum: usize = cells.iter().map(|c| c.with(|c| unsafe { *c })).sum();
-        let used = used.load(std::sync::atomic::Ordering::Relaxed);
-        assert_eq!(sum, 1 + 10 * used, "each use, and none twice");
-        assert!(used >= 1);
-    });
+    let new = || {
+        let pool = Mpmc::new(2);
+        pool.push_all(&[0, 1]).unwrap();
+        pool
+    };
+    one_threads(
+        "mpmc a_word_is_one_threads",
+        new,
+        Mpmc::pop,
+        |pool, word| {
+            pool.push(word).unwrap();
+        },
+    );
 }
