@@ -95,7 +95,7 @@ pub struct LocalOp<'a> {
 
 struct Core {
     pair: Pair,
-    /// How many those are.
+    /// How many ops were staged and not shown.
     unshown: usize,
     cells: Box<[Cell]>,
     free: Vec<u32>,
@@ -610,7 +610,7 @@ impl Core {
     fn sleep(&mut self, wakers: [OpWaker; 2]) -> (bool, [Option<OpWaker>; 2]) {
         let [worker, task] = wakers;
         let before = self.pair.set_task(Some(worker));
-        if self.pair.has_staged() {
+        if self.unshown > 0 {
             return (false, [before, Some(task)]);
         }
         match self.pair.await_ready() {

@@ -135,11 +135,15 @@ impl Memory {
         self.distinct().map(|r| r.given.region.len()).sum()
     }
 
+    #[inline]
+    fn region_of(&self, span: Span) -> Option<&Registered> {
+        let mut regions = self.regions.iter();
+        regions.find(|r| r.given.region.id() == span.region)
+    }
+
     /// The address of a span, before it is checked.
     pub(crate) fn address_of(&self, span: Span) -> Option<usize> {
-        let mut regions = self.regions.iter();
-        let registered = regions.find(|r| r.given.region.id() == span.region)?;
-        let base = registered.given.region.base().addr().get();
+        let base = self.region_of(span)?.given.region.base().addr().get();
         Some(base.saturating_add(span.offset))
     }
 
@@ -155,8 +159,7 @@ impl Memory {
 
     #[inline]
     fn check_span(&self, op: OpKind, span: Span) -> Result<&Region, SubmitError> {
-        let mut regions = self.regions.iter();
-        let Some(registered) = regions.find(|r| r.given.region.id() == span.region) else {
+        let Some(registered) = self.region_of(span) else {
             return Err(SubmitError::UnknownRegion { op });
         };
         registered.check(op, span)?;

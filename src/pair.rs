@@ -493,11 +493,6 @@ impl Pair {
         rings != 0
     }
 
-    /// Whether there are ops that were accepted and not shown.
-    pub(crate) fn has_staged(&self) -> bool {
-        self.staged.rings != 0
-    }
-
     #[cold]
     fn count_refused(&self) {
         Counts::add_one(&self.shared.counts.refused);

@@ -216,20 +216,18 @@ pub enum Done {
 impl Done {
     #[inline]
     pub(crate) fn from_raw(op: OpKind, value: u64) -> Self {
-        match op {
-            OpKind::Lookup if value != 0 => Done::Present,
-            OpKind::Lookup => Done::Absent,
-            OpKind::Retrieve => Done::Retrieved(value),
-            _ => Self::of_change(op, value),
-        }
+        Self::with_raw(op, value, |done| done)
     }
 
-    /// Apart, so that the kinds above need no jump table.
-    #[inline(never)]
-    fn of_change(op: OpKind, value: u64) -> Self {
+    /// [`from_raw`](Self::from_raw), handed to `then` in each kind's own branch: a `Done` of any kind would be copied by its bytes.
+    #[inline(always)]
+    pub(crate) fn with_raw<R>(op: OpKind, value: u64, mut then: impl FnMut(Self) -> R) -> R {
         match op {
-            OpKind::Store => Done::Store(StoreOutcome::from_raw(value)),
-            _ => Done::Deleted,
+            OpKind::Lookup if value != 0 => then(Done::Present),
+            OpKind::Lookup => then(Done::Absent),
+            OpKind::Retrieve => then(Done::Retrieved(value)),
+            OpKind::Store => then(Done::Store(StoreOutcome::from_raw(value))),
+            OpKind::Delete => then(Done::Deleted),
         }
     }
 }

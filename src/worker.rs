@@ -633,14 +633,15 @@ impl Worker {
             unsafe { pair.complete_one(ticket, result) };
             publish_fence();
             pair.notify(engine, &mut self.wakers);
-            if !self.wakers.is_empty() {
-                self.wake(engine);
-            }
         } else {
             self.complete_all(engine);
         }
+        if !self.wakers.is_empty() {
+            self.wake(engine);
+        }
     }
 
+    /// Leaves the wakers to its caller.
     #[inline(never)]
     fn complete_all(&mut self, engine: &Shared) {
         for &run in self.batch.runs() {
@@ -657,9 +658,6 @@ impl Worker {
             if let Some(pair) = self.pairs.taken(run.source) {
                 pair.notify(engine, &mut self.wakers);
             }
-        }
-        if !self.wakers.is_empty() {
-            self.wake(engine);
         }
     }
 

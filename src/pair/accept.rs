@@ -68,13 +68,10 @@ impl Pair {
     #[inline(never)]
     fn stage_bytes<'k>(
         &mut self,
-        submission: Submission<'k>,
+        mut submission: Submission<'k>,
     ) -> Result<Ticket, Refused<Submission<'k>>> {
-        match self.accept_submission::<Untold>(&submission) {
-            Ok(ticket) => {
-                self.owner.keep_slot(ticket, submission.buffer);
-                Ok(ticket)
-            }
+        match self.take(&mut submission) {
+            Ok(ticket) => Ok(ticket),
             Err(Untold) => self.stage_unusual(submission),
         }
     }
@@ -97,20 +94,17 @@ impl Pair {
         &mut self,
         submission: &mut Submission<'_>,
     ) -> Result<Ticket, SubmitError> {
-        let accepted = self.accept_submission(submission);
-        match accepted {
-            Ok(ticket) => {
-                let buffer = mem::replace(&mut submission.buffer, Buffer::None);
-                self.owner.keep_slot(ticket, buffer);
-            }
-            Err(_) => self.count_refused(),
+        let accepted = self.take(submission);
+        if accepted.is_err() {
+            self.count_refused();
         }
         accepted
     }
 
+    /// Accepts an op and takes its slot; or leaves it as it is.
     #[inline(always)]
-    fn accept_submission<R: Reason>(&mut self, submission: &Submission<'_>) -> Result<Ticket, R> {
-        let &Submission {
+    fn take<R: Reason>(&mut self, submission: &mut Submission<'_>) -> Result<Ticket, R> {
+        let &mut Submission {
             op,
             key,
             ref buffer,
@@ -120,7 +114,10 @@ impl Pair {
             class,
         } = submission;
         let bytes = |engine: &Shared| engine.target(op, buffer);
-        self.accept(op, class, key, user_data, timeout, flags, bytes)
+        let ticket = self.accept(op, class, key, user_data, timeout, flags, bytes)?;
+        let buffer = mem::replace(&mut submission.buffer, Buffer::None);
+        self.owner.keep_slot(ticket, buffer);
+        Ok(ticket)
     }
 
     /// Accepts an op, without its slot. The first reason against it wins; nothing is taken from the owner before all is well. `bytes`:
@@ -152,10 +149,9 @@ impl Pair {
         };
         let mut long_place = None;
         if OpTable::is_long(key) {
-            if !R::TAKES_LONG_KEYS {
-                return Err(R::of(|| SubmitError::NoLongKeyPlace { places: 0 }));
+            if R::TAKES_LONG_KEYS {
+                long_place = owner.free_long.last();
             }
-            long_place = owner.free_long.last();
             if long_place.is_none() {
                 let places = table.long_key_places();
                 return Err(R::of(|| SubmitError::NoLongKeyPlace { places }));

@@ -8,7 +8,7 @@ use super::{Counts, INDEX, MORE, PairShared, RELEASE};
 use crate::engine::Shared;
 use crate::inflight::{Fill, PlacedKey};
 use crate::submission::{Buffer, Completion};
-use crate::{Done, OpKind, Slot, StoreOutcome};
+use crate::{Done, OpKind, Slot};
 
 /// A worker's, once the pair is an orphan.
 pub(super) struct Owner {
@@ -155,8 +155,7 @@ impl Owner {
             ticket,
             ..
         } = &self.cells[index as usize];
-        // Built for each kind by itself: a `Done` of any kind would be copied by its bytes.
-        let mut completion = |done| {
+        Done::with_raw(op, value, |done| {
             Some(Completion {
                 user_data,
                 op,
@@ -166,18 +165,7 @@ impl Owner {
                 more: false,
                 release: false,
             })
-        };
-        if op == OpKind::Lookup {
-            return match value {
-                0 => completion(Done::Absent),
-                _ => completion(Done::Present),
-            };
-        }
-        match op {
-            OpKind::Store => completion(Done::Store(StoreOutcome::from_raw(value))),
-            OpKind::Delete => completion(Done::Deleted),
-            _ => completion(Done::Retrieved(value)),
-        }
+        })
     }
 
     /// The same of an op that did not go well. Always some: so that it is the last thing that `reap` does.
