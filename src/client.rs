@@ -8,7 +8,7 @@ use crate::engine::Shared;
 use crate::future::{Ended, Many, Mapped, block_on};
 use crate::store::RawResult;
 use crate::submission::{Buffer, LANE_TIMEOUT, Submission, timeout_ns};
-use crate::{Class, ClientError, OpKind, Slot, StoreOutcome};
+use crate::{Class, ClientError, Done, OpKind, Slot, StoreOutcome};
 
 /// How an op with a slot ended, and the slot.
 #[derive(Debug)]
@@ -18,6 +18,18 @@ pub struct Returned<T> {
     pub result: Result<T, ClientError>,
     /// The slot that went in. `None` only where a store call may still be writing it (such a slot returns to its pool by itself).
     pub slot: Option<Slot>,
+}
+
+impl Returned<Done> {
+    /// Of an op that was accepted.
+    #[inline(always)]
+    pub(crate) fn of(op: OpKind, result: RawResult, slot: Option<Slot>) -> Self {
+        let result = match result {
+            Ok(value) => Ok(Done::from_raw(op, value)),
+            Err(error) => Err(ClientError::Failed(error)),
+        };
+        Self { result, slot }
+    }
 }
 
 /// How many leading keys of a list are there.

@@ -32,7 +32,7 @@
 //! # What is others' code
 //! Wakers are cloned, woken and dropped while nobody has the core borrowed: dropping one may drop a task with a future of ours in it.
 
-use std::cell::RefCell;
+use std::cell::{RefCell, RefMut};
 use std::collections::VecDeque;
 use std::fmt;
 use std::mem;
@@ -41,10 +41,13 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
+use crate::pair::{EndedOp, Notice};
+use crate::store::{RawResult, UNSET};
+use crate::submission::Buffer;
 use crate::waker::OpWaker;
 use crate::{
-    ClientError, Completion, Done, OpError, Pair, Returned, Slot, Submission, SubmitError, Ticket,
-    WaitError,
+    Class, ClientError, Done, OpError, OpKind, Pair, Returned, Slot, Submission, SubmitError,
+    Ticket, WaitError,
 };
 
 /// So many ops are shown at once, whoever else is still to have its turn: a worker is at them while the others of a long turn submit.
@@ -110,21 +113,43 @@ struct Core {
     wakers: Vec<OpWaker>,
 }
 
-enum Cell {
+/// No enum: its parts are written and taken one by one, and never moved together.
+struct Cell {
+    phase: Phase,
+    /// Of the op that it waits for, or waited for last.
+    ticket: Ticket,
+    /// While it is pending.
+    waker: Option<OpWaker>,
+    /// Once it has ended.
+    kind: OpKind,
+    result: RawResult,
+    slot: Option<Slot>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
     Free,
-    Pending(Ticket, Option<OpWaker>),
-    Ended(Result<Done, OpError>, Option<Slot>),
-    GivenUp(Ticket),
+    Pending,
+    Ended,
+    GivenUp,
 }
 
 impl Cell {
-    /// Whether it waits for the end of this op.
-    #[inline]
-    fn is_of(&self, op: Ticket) -> bool {
-        match self {
-            Cell::Pending(ticket, _) | Cell::GivenUp(ticket) => *ticket == op,
-            Cell::Free | Cell::Ended(..) => false,
+    fn new() -> Self {
+        Self {
+            phase: Phase::Free,
+            ticket: Ticket::from_word(0),
+            waker: None,
+            kind: OpKind::Lookup,
+            result: UNSET,
+            slot: None,
         }
+    }
+
+    /// Whether it waits for the end of this op.
+    #[inline(always)]
+    fn is_of(&self, op: Ticket) -> bool {
+        matches!(self.phase, Phase::Pending | Phase::GivenUp) && self.ticket == op
     }
 }
 
@@ -147,37 +172,43 @@ enum Started {
     Refused(SubmitError),
 }
 
-/// What a poll finds of an op that is in flight.
-enum Look {
-    Ended(Result<Done, OpError>, Option<Slot>),
-    /// And its waker wakes this task already.
-    Pending,
-    /// And its waker is to be set.
-    Unknown,
-    Forked,
-}
-
 enum State<'k> {
-    /// No credit yet; its place in the queue, if it has been polled.
-    Waiting(Submission<'k>, Option<u64>),
     /// By its cell.
     InFlight(u32),
-    Refused(SubmitError, Option<Slot>),
     Taken,
+    Unstarted(Unstarted<'k>),
+}
+
+enum Unstarted<'k> {
+    /// No credit yet; its place in the queue, if it has been polled.
+    Waiting(Submission<'k>, Option<u64>),
+    Refused(SubmitError, Option<Slot>),
 }
 
 /// Has the core for `f`, and wakes who is to be woken after that.
+#[inline(always)]
 fn with<R>(core: &RefCell<Core>, f: impl FnOnce(&mut Core) -> R) -> R {
     let mut borrowed = core.borrow_mut();
     let result = f(&mut borrowed);
-    if !borrowed.wakers.is_empty() {
-        let mut wakers = mem::take(&mut borrowed.wakers);
-        drop(borrowed);
-        wakers.drain(..).for_each(OpWaker::wake);
-        // Its room is used again.
-        core.borrow_mut().wakers = wakers;
-    }
+    let_go(core, borrowed);
     result
+}
+
+#[inline(always)]
+fn let_go(core: &RefCell<Core>, borrowed: RefMut<'_, Core>) {
+    let any = !borrowed.wakers.is_empty();
+    drop(borrowed);
+    if any {
+        wake_all(core);
+    }
+}
+
+#[inline(never)]
+fn wake_all(core: &RefCell<Core>) {
+    let mut wakers = mem::take(&mut core.borrow_mut().wakers);
+    wakers.drain(..).for_each(OpWaker::wake);
+    // Its room is used again.
+    core.borrow_mut().wakers = wakers;
 }
 
 impl LocalClient {
@@ -187,7 +218,7 @@ impl LocalClient {
         let core = Core {
             pair,
             unshown: 0,
-            cells: (0..depth).map(|_| Cell::Free).collect(),
+            cells: (0..depth).map(|_| Cell::new()).collect(),
             free: (0..depth as u32).rev().collect(),
             waiting: VecDeque::new(),
             next_place: 0,
@@ -203,12 +234,67 @@ impl LocalClient {
     /// Submits an op. Its [`user_data`](Submission::user_data) is not used.
     ///
     /// How it ended, and its slot, come when the future is awaited; an op that was refused gives its slot back there.
-    #[inline]
-    pub fn submit<'a>(&'a self, mut submission: Submission<'a>) -> LocalOp<'a> {
+    #[inline(always)]
+    pub fn submit<'a>(&'a self, submission: Submission<'a>) -> LocalOp<'a> {
+        let Submission {
+            op,
+            key,
+            buffer: Buffer::None,
+            timeout,
+            flags,
+            class,
+            ..
+        } = submission
+        else {
+            return self.submit_any(submission);
+        };
+        mem::forget(submission); // There is no slot to give back.
+        match self.submit_bare(op, class, key, timeout, flags) {
+            Some(cell) => LocalOp {
+                client: self,
+                state: State::InFlight(cell),
+            },
+            None => self.submit_any(Submission {
+                op,
+                key,
+                buffer: Buffer::None,
+                user_data: 0,
+                timeout,
+                flags,
+                class,
+            }),
+        }
+    }
+
+    /// An op without bytes, in registers. Its cell; nothing where it was not accepted at once.
+    #[inline(never)]
+    fn submit_bare(
+        &self,
+        op: OpKind,
+        class: Class,
+        key: &[u8],
+        timeout: u64,
+        flags: u8,
+    ) -> Option<u32> {
+        with(&self.0, |core| {
+            let cell = core.credit()?;
+            let user_data = u64::from(cell);
+            let ticket = core
+                .pair
+                .accept_bare(op, class, key, user_data, timeout, flags)?;
+            core.began(cell, ticket);
+            Some(cell)
+        })
+    }
+
+    #[inline(never)]
+    fn submit_any<'a>(&'a self, mut submission: Submission<'a>) -> LocalOp<'a> {
         let state = match with(&self.0, |core| core.start(&mut submission)) {
             Started::InFlight(cell) => State::InFlight(cell),
-            Started::NoCredit => State::Waiting(submission, None),
-            Started::Refused(reason) => State::Refused(reason, submission.into_slot()),
+            Started::NoCredit => State::Unstarted(Unstarted::Waiting(submission, None)),
+            Started::Refused(reason) => {
+                State::Unstarted(Unstarted::Refused(reason, submission.into_slot()))
+            }
         };
         LocalOp {
             client: self,
@@ -249,7 +335,15 @@ impl Core {
         self.free.len().min(self.pair.credits())
     }
 
-    #[inline]
+    /// The cell of an op that may begin now, if it may.
+    #[inline(always)]
+    fn credit(&self) -> Option<u32> {
+        match self.credits() > self.called {
+            true => self.free.last().copied(),
+            false => None,
+        }
+    }
+
     fn start(&mut self, submission: &mut Submission<'_>) -> Started {
         match self.credits() > self.called || self.pair.is_closing() {
             true => self.stage(submission),
@@ -257,7 +351,6 @@ impl Core {
         }
     }
 
-    #[inline]
     fn stage(&mut self, submission: &mut Submission<'_>) -> Started {
         let Some(cell) = self.free.last().copied() else {
             // Only where it would be refused anyway: who has a credit, or was called, finds a cell.
@@ -266,21 +359,30 @@ impl Core {
         submission.user_data = u64::from(cell);
         match self.pair.stage_in_place(submission) {
             Ok(ticket) => {
-                self.free.pop();
-                self.cells[cell as usize] = Cell::Pending(ticket, None);
-                self.unshown += 1;
-                if self.unshown == SHOWN_TOGETHER {
-                    self.show();
-                }
-                self.wake_reactor();
+                self.began(cell, ticket);
                 Started::InFlight(cell)
             }
             Err(reason) => Started::Refused(reason),
         }
     }
 
+    /// An op was accepted, with the last of the free cells.
+    #[inline(always)]
+    fn began(&mut self, index: u32, ticket: Ticket) {
+        self.free.pop();
+        let cell = &mut self.cells[index as usize];
+        (cell.phase, cell.ticket) = (Phase::Pending, ticket);
+        self.unshown += 1;
+        if self.unshown == SHOWN_TOGETHER {
+            self.show();
+        }
+        if !matches!(self.reactor, Presence::Awake) {
+            self.wake_reactor();
+        }
+    }
+
     /// There is something for the reactor to do.
-    #[inline]
+    #[cold]
     fn wake_reactor(&mut self) {
         match mem::replace(&mut self.reactor, Presence::Awake) {
             Presence::Awake => {}
@@ -301,9 +403,15 @@ impl Core {
     /// Shows what is staged, and takes what has ended. Whether there was anything.
     fn turn(&mut self) -> bool {
         let mut any = self.show();
-        while let Some(completion) = self.pair.poll() {
+        while let Some(notice) = self.pair.next_notice() {
             any = true;
-            self.settle(completion);
+            match notice {
+                Notice::Well { index, value } => {
+                    let (op, slot) = self.pair.end_well(index);
+                    self.settle(op, Ok(value), slot);
+                }
+                Notice::Other(word) => self.settle_other(word),
+            }
         }
         if any {
             self.idle_since = None;
@@ -312,26 +420,39 @@ impl Core {
         any
     }
 
-    fn settle(&mut self, completion: Completion) {
-        let index = completion.user_data as usize;
+    #[cold]
+    fn settle_other(&mut self, word: u64) {
+        let (op, result, slot) = self.pair.end_other(word);
+        self.settle(op, result, slot);
+    }
+
+    #[inline(always)]
+    fn settle(&mut self, op: EndedOp, result: RawResult, slot: Option<Slot>) {
+        let index = op.user_data as usize;
         // A release, or an op that the pair had in flight before, has no cell.
-        match self.cells.get_mut(index) {
-            Some(cell @ Cell::GivenUp(_)) if cell.is_of(completion.ticket) => {
-                *cell = Cell::Free;
-                self.free.push(index as u32);
-            }
-            Some(cell) if cell.is_of(completion.ticket) => {
-                let ended = Cell::Ended(completion.result, completion.slot);
-                if let Cell::Pending(_, waker) = mem::replace(cell, ended) {
-                    self.wakers.extend(waker);
-                }
-            }
-            _ => {}
+        let Some(cell) = self.cells.get_mut(index) else {
+            return;
+        };
+        if !cell.is_of(op.ticket) {
+            return;
+        }
+        if cell.phase == Phase::GivenUp {
+            cell.phase = Phase::Free;
+            self.free.push(index as u32);
+            return;
+        }
+        cell.phase = Phase::Ended;
+        (cell.kind, cell.result) = (op.op, result);
+        if slot.is_some() {
+            cell.slot = slot;
+        }
+        if let Some(waker) = cell.waker.take() {
+            self.wakers.push(waker);
         }
     }
 
     /// Calls those who wait, as many as there are credits; all, where each will be refused.
-    #[inline]
+    #[inline(never)]
     fn call(&mut self) {
         while !self.waiting.is_empty() && (self.credits() > self.called || self.pair.is_closing()) {
             self.called += 1;
@@ -361,7 +482,7 @@ impl Core {
         if self.is_called(place) {
             self.called -= 1;
             let started = self.stage(submission);
-            if matches!(started, Started::Refused(_)) {
+            if matches!(started, Started::Refused(..)) {
                 self.call(); // What was kept for it is another's.
             }
             return (started, Some(waker));
@@ -391,58 +512,47 @@ impl Core {
         matches!(self.reactor, Presence::Absent)
     }
 
-    /// Looks for the end of an op, and takes it.
-    #[inline]
-    fn look(&mut self, index: u32, waker: &Waker) -> Look {
-        if self.pair.is_forked() {
-            return Look::Forked;
-        }
-        let alone = self.is_alone();
-        if alone {
-            self.turn();
-        }
-        match &mut self.cells[index as usize] {
-            Cell::Ended(result, slot) => {
-                let look = Look::Ended(*result, slot.take());
-                self.cells[index as usize] = Cell::Free;
-                self.free.push(index);
-                self.call();
-                look
-            }
-            Cell::Pending(_, Some(known)) if !alone && known.will_wake(waker) => Look::Pending,
-            _ => Look::Unknown,
-        }
+    #[inline(always)]
+    fn has_ended(&self, index: u32) -> bool {
+        self.cells[index as usize].phase == Phase::Ended
     }
 
-    /// Sets the waker of an op that is pending. Returns the one before, or this one where it is not.
-    fn set_waker(&mut self, index: u32, waker: OpWaker) -> Option<OpWaker> {
-        match &mut self.cells[index as usize] {
-            Cell::Pending(_, known) => known.replace(waker),
-            _ => Some(waker),
+    /// How an op ended that has. Its cell is free then.
+    fn take(&mut self, index: u32) -> (OpKind, RawResult, Option<Slot>) {
+        self.free(index);
+        let cell = &mut self.cells[index as usize];
+        (cell.kind, cell.result, cell.slot.take())
+    }
+
+    #[inline(always)]
+    fn free(&mut self, index: u32) {
+        self.cells[index as usize].phase = Phase::Free;
+        self.free.push(index);
+        if !self.waiting.is_empty() {
+            self.call();
         }
     }
 
     /// Nobody waits for the op any more. What is left of it is to be dropped.
-    fn give_up(&mut self, index: u32) -> Cell {
+    fn give_up(&mut self, index: u32) -> (Option<OpWaker>, Option<Slot>) {
         let cell = &mut self.cells[index as usize];
-        let before = mem::replace(cell, Cell::Free);
-        match &before {
-            Cell::Pending(ticket, _) => *cell = Cell::GivenUp(*ticket),
+        let left = (cell.waker.take(), cell.slot.take());
+        match cell.phase {
+            Phase::Pending => cell.phase = Phase::GivenUp,
             _ => {
+                cell.phase = Phase::Free;
                 self.free.push(index);
                 self.call();
             }
         }
-        before
+        left
     }
 
     /// The reactor is gone: all who wait look for themselves.
     fn go_without_reactor(&mut self) -> Presence {
         self.show();
         for cell in &mut self.cells {
-            if let Cell::Pending(_, waker) = cell {
-                self.wakers.extend(waker.take());
-            }
+            self.wakers.extend(cell.waker.take());
         }
         // They keep their places, and are in nobody's hands: each asks for its next turn itself.
         let waiting = self.waiting.iter_mut();
@@ -453,42 +563,77 @@ impl Core {
     }
 }
 
-impl LocalOp<'_> {
-    #[inline]
-    fn poll_in_flight(&mut self, index: u32, cx: &mut Context<'_>) -> Poll<Returned<Done>> {
+impl<'a> LocalOp<'a> {
+    /// One that has not ended when it is polled, or has more to give back than its result.
+    #[inline(never)]
+    fn poll_others(&mut self, index: u32, cx: &mut Context<'_>) -> Poll<Returned<Done>> {
         let core = &self.client.0;
-        match with(core, |core| core.look(index, cx.waker())) {
-            Look::Ended(result, slot) => {
+        {
+            let borrowed = core.borrow();
+            if borrowed.is_alone() || borrowed.pair.is_forked() {
+                drop(borrowed);
+                return self.poll_alone(index, cx);
+            }
+            if borrowed.has_ended(index) {
+                drop(borrowed);
+                let (op, result, slot) = with(core, |core| core.take(index));
                 self.state = State::Taken;
-                let result = result.map_err(ClientError::Failed);
-                return Poll::Ready(Returned { result, slot });
+                return Poll::Ready(Returned::of(op, result, slot));
             }
-            Look::Pending => {}
-            Look::Unknown => {
-                let waker = OpWaker::of(cx.waker());
-                let (before, alone) = {
-                    let mut core = core.borrow_mut();
-                    (core.set_waker(index, waker), core.is_alone())
-                };
-                drop(before);
-                if alone {
-                    cx.waker().wake_by_ref();
-                }
+            let known = &borrowed.cells[index as usize].waker;
+            if known
+                .as_ref()
+                .is_some_and(|known| known.will_wake(cx.waker()))
+            {
+                return Poll::Pending;
             }
-            Look::Forked => return self.forked(),
+        }
+        let known = OpWaker::of(cx.waker());
+        let (waits, unused) = {
+            let mut core = core.borrow_mut();
+            let alone = core.is_alone();
+            let cell = &mut core.cells[index as usize];
+            match cell.phase == Phase::Pending && !alone {
+                true => (true, cell.waker.replace(known)),
+                // The clone has polled or dropped the reactor: nobody else wakes this task.
+                false => (false, Some(known)),
+            }
+        };
+        drop(unused);
+        if !waits {
+            cx.waker().wake_by_ref();
         }
         Poll::Pending
     }
 
+    /// There is no reactor, or this is a forked child.
+    #[cold]
+    fn poll_alone(&mut self, index: u32, cx: &mut Context<'_>) -> Poll<Returned<Done>> {
+        let core = &self.client.0;
+        if core.borrow().pair.is_forked() {
+            return self.forked();
+        }
+        let ended = with(core, |core| {
+            core.turn();
+            core.has_ended(index).then(|| core.take(index))
+        });
+        let Some((op, result, slot)) = ended else {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        };
+        self.state = State::Taken;
+        Poll::Ready(Returned::of(op, result, slot))
+    }
+
     /// One that has no credit, or never will.
     #[cold]
-    fn poll_others(&mut self, cx: &mut Context<'_>) -> Poll<Returned<Done>> {
+    fn poll_unstarted(&mut self, cx: &mut Context<'_>) -> Poll<Returned<Done>> {
         let core = &self.client.0;
         if core.borrow().pair.is_forked() {
             return self.forked();
         }
         let (reason, slot) = match mem::replace(&mut self.state, State::Taken) {
-            State::Waiting(mut submission, mut place) => {
+            State::Unstarted(Unstarted::Waiting(mut submission, mut place)) => {
                 let waker = OpWaker::of(cx.waker());
                 let (started, before, alone) = with(core, |core| {
                     let alone = core.is_alone();
@@ -502,10 +647,10 @@ impl LocalOp<'_> {
                 match started {
                     Started::InFlight(index) => {
                         self.state = State::InFlight(index);
-                        return self.poll_in_flight(index, cx);
+                        return self.poll_others(index, cx);
                     }
                     Started::NoCredit => {
-                        self.state = State::Waiting(submission, place);
+                        self.state = State::Unstarted(Unstarted::Waiting(submission, place));
                         if alone {
                             cx.waker().wake_by_ref();
                         }
@@ -514,7 +659,7 @@ impl LocalOp<'_> {
                     Started::Refused(reason) => (reason, submission.into_slot()),
                 }
             }
-            State::Refused(reason, slot) => (reason, slot),
+            State::Unstarted(Unstarted::Refused(reason, slot)) => (reason, slot),
             // Polled again after its end: there is nothing to wait for, and panicking is not for a library.
             State::InFlight(_) | State::Taken => return Poll::Pending,
         };
@@ -526,41 +671,71 @@ impl LocalOp<'_> {
     #[cold]
     fn forked(&mut self) -> Poll<Returned<Done>> {
         let (result, slot) = match mem::replace(&mut self.state, State::Taken) {
-            State::Waiting(submission, _) => {
+            State::Unstarted(Unstarted::Waiting(submission, _)) => {
                 (Err(SubmitError::Forked.into()), submission.into_slot())
             }
+            State::Unstarted(Unstarted::Refused(reason, slot)) => (Err(reason.into()), slot),
             State::InFlight(_) => (Err(ClientError::Failed(OpError::Forked)), None),
-            State::Refused(reason, slot) => (Err(reason.into()), slot),
             State::Taken => return Poll::Pending,
         };
         Poll::Ready(Returned { result, slot })
+    }
+
+    /// Dropped before its end.
+    #[cold]
+    fn give_up(&mut self) {
+        let core = &self.client.0;
+        match self.state {
+            State::InFlight(index) => {
+                let left = with(core, |core| core.give_up(index));
+                drop(left);
+            }
+            State::Unstarted(Unstarted::Waiting(_, Some(place))) => {
+                let left = with(core, |core| core.leave(place));
+                drop(left);
+            }
+            _ => {}
+        }
     }
 }
 
 impl Future for LocalOp<'_> {
     type Output = Returned<Done>;
 
-    #[inline]
+    #[inline(always)]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Returned<Done>> {
-        match self.state {
-            State::InFlight(index) => self.poll_in_flight(index, cx),
-            _ => self.poll_others(cx),
+        let State::InFlight(index) = self.state else {
+            return self.poll_unstarted(cx);
+        };
+        let core = &self.client.0;
+        let mut borrowed = core.borrow_mut();
+        let cell = &borrowed.cells[index as usize];
+        let (op, Ok(value)) = (cell.kind, cell.result) else {
+            drop(borrowed);
+            return self.poll_others(index, cx);
+        };
+        if cell.phase != Phase::Ended || cell.slot.is_some() || borrowed.pair.is_forked() {
+            drop(borrowed);
+            return self.poll_others(index, cx);
         }
+        borrowed.free(index);
+        let_go(core, borrowed);
+        // There was nothing in it to be dropped.
+        mem::forget(mem::replace(&mut self.state, State::Taken));
+        Done::with_raw(op, value, |done| {
+            Poll::Ready(Returned {
+                result: Ok(done),
+                slot: None,
+            })
+        })
     }
 }
 
 impl Drop for LocalOp<'_> {
+    #[inline(always)]
     fn drop(&mut self) {
-        match self.state {
-            State::InFlight(index) => {
-                let left = with(&self.client.0, |core| core.give_up(index));
-                drop(left);
-            }
-            State::Waiting(_, Some(place)) => {
-                let left = with(&self.client.0, |core| core.leave(place));
-                drop(left);
-            }
-            _ => {}
+        if !matches!(self.state, State::Taken) {
+            self.give_up();
         }
     }
 }
@@ -655,9 +830,9 @@ impl fmt::Debug for Reactor {
 impl fmt::Debug for LocalOp<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match self.state {
-            State::Waiting(..) => "waiting",
             State::InFlight(_) => "in flight",
-            State::Refused(..) => "refused",
+            State::Unstarted(Unstarted::Waiting(..)) => "waiting",
+            State::Unstarted(Unstarted::Refused(..)) => "refused",
             State::Taken => "taken",
         };
         f.debug_struct("LocalOp").field("state", &state).finish()

@@ -25,12 +25,13 @@ use crate::quarantine::Submitter;
 use crate::store::RawResult;
 use crate::submission::{Completion, Submission};
 use crate::waker::OpWaker;
-use crate::{Class, OpError, OpKind, Refused, SubmitError};
+use crate::{Class, OpError, OpKind, Refused, Slot, SubmitError};
 
 mod accept;
 mod owner;
 
 use owner::Owner;
+pub(crate) use owner::{EndedOp, Notice};
 
 /// A thread sleeps in `wait`.
 const PARKED: u64 = 1 << 0;
@@ -601,6 +602,25 @@ impl Pair {
         self.owner.reap(&self.shared, &self.engine)
     }
 
+    /// What [`poll`](Self::poll) makes a completion of, for who has seen that this is no forked child.
+    #[inline(always)]
+    pub(crate) fn next_notice(&mut self) -> Option<Notice> {
+        self.owner.next_notice(&self.shared)
+    }
+
+    /// The op of such a notice: gives its credit back. Once for each.
+    #[inline(always)]
+    pub(crate) fn end_well(&mut self, index: u32) -> (EndedOp, Option<Slot>) {
+        let slot = self.owner.free(index, &self.shared, &self.engine);
+        (self.owner.ended(index), slot)
+    }
+
+    /// The same.
+    pub(crate) fn end_other(&mut self, word: u64) -> (EndedOp, RawResult, Option<Slot>) {
+        let (result, slot) = self.owner.end_other(word, &self.shared, &self.engine);
+        (self.owner.ended((word & INDEX) as u32), result, slot)
+    }
+
     /// Drains the completions that are there, and those that come while it does.
     pub fn completions(&mut self) -> impl Iterator<Item = Completion> + '_ {
         std::iter::from_fn(|| self.poll())
@@ -817,6 +837,7 @@ impl Pair {
         self.engine.is_closing()
     }
 
+    #[inline(always)]
     pub(crate) fn is_forked(&self) -> bool {
         self.engine.is_forked()
     }

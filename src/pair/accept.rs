@@ -48,8 +48,9 @@ impl Pair {
         }
     }
 
+    /// An op without bytes; it stays in registers. Nothing where it was not accepted, or has a long key.
     #[inline(never)]
-    fn accept_bare(
+    pub(crate) fn accept_bare(
         &mut self,
         op: OpKind,
         class: Class,

@@ -7,6 +7,7 @@ use moonring_rings::spsc::Vacant;
 use super::{Counts, INDEX, MORE, PairShared, RELEASE};
 use crate::engine::Shared;
 use crate::inflight::{Fill, PlacedKey};
+use crate::store::RawResult;
 use crate::submission::{Buffer, Completion};
 use crate::{Done, OpKind, Slot};
 
@@ -28,6 +29,21 @@ pub(super) struct Cell {
     /// Address and length of its bytes.
     #[cfg(debug_assertions)]
     bytes: Option<(usize, usize)>,
+}
+
+/// What stands in the completion ring.
+pub(crate) enum Notice {
+    /// An op went well; by its entry.
+    Well { index: u32, value: u64 },
+    /// The entry and flags.
+    Other(u64),
+}
+
+/// An op of which a notice tells.
+pub(crate) struct EndedOp {
+    pub(crate) user_data: u64,
+    pub(crate) op: OpKind,
+    pub(crate) ticket: Ticket,
 }
 
 /// Free numbers; the last freed is used next: its lines are still warm.
@@ -144,17 +160,15 @@ impl Owner {
     /// Takes one completion and gives its credit back.
     #[inline(always)]
     pub(super) fn reap(&mut self, pair: &PairShared, shared: &Shared) -> Option<Completion> {
-        let (word, value) = pair.completions.pop(&mut self.cursor)?;
-        if word & !INDEX != 0 {
-            return self.reap_failed(word, pair, shared);
-        }
-        let index = word as u32;
-        let &Cell {
+        let (index, value) = match self.next_notice(pair)? {
+            Notice::Well { index, value } => (index, value),
+            Notice::Other(word) => return self.reap_other(word, pair, shared),
+        };
+        let EndedOp {
             user_data,
             op,
             ticket,
-            ..
-        } = &self.cells[index as usize];
+        } = self.ended(index);
         Done::with_raw(op, value, |done| {
             Some(Completion {
                 user_data,
@@ -168,21 +182,35 @@ impl Owner {
         })
     }
 
+    #[inline(always)]
+    pub(super) fn next_notice(&mut self, pair: &PairShared) -> Option<Notice> {
+        let (word, value) = pair.completions.pop(&mut self.cursor)?;
+        match word & !INDEX {
+            0 => Some(Notice::Well {
+                index: word as u32,
+                value,
+            }),
+            _ => Some(Notice::Other(word)),
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn ended(&self, index: u32) -> EndedOp {
+        let cell = &self.cells[index as usize];
+        EndedOp {
+            user_data: cell.user_data,
+            op: cell.op,
+            ticket: cell.ticket,
+        }
+    }
+
     /// The same of an op that did not go well. Always some: so that it is the last thing that `reap` does.
     #[cold]
     #[inline(never)]
-    fn reap_failed(&mut self, word: u64, pair: &PairShared, shared: &Shared) -> Option<Completion> {
+    fn reap_other(&mut self, word: u64, pair: &PairShared, shared: &Shared) -> Option<Completion> {
         let index = (word & INDEX) as u32;
-        // SAFETY: the completion says that the op is done; its entry is this owner's, who has not used it again yet.
-        let raw = unsafe { pair.table.result(index) };
+        let (raw, slot) = self.end_other(word, pair, shared);
         let more = word & MORE != 0;
-        let slot = match more {
-            true => {
-                self.cells[index as usize].keep(pair, shared);
-                None
-            }
-            false => self.free(index, pair, shared),
-        };
         let cell = &self.cells[index as usize];
         Some(Completion {
             user_data: cell.user_data,
@@ -195,9 +223,30 @@ impl Owner {
         })
     }
 
+    /// How an op ended that did not go well, and its slot, if this was its last notice.
+    #[cold]
+    pub(super) fn end_other(
+        &mut self,
+        word: u64,
+        pair: &PairShared,
+        shared: &Shared,
+    ) -> (RawResult, Option<Slot>) {
+        let index = (word & INDEX) as u32;
+        // SAFETY: the completion says that the op is done; its entry is this owner's, who has not used it again yet.
+        let raw = unsafe { pair.table.result(index) };
+        let slot = match word & MORE != 0 {
+            true => {
+                self.cells[index as usize].keep(pair, shared);
+                None
+            }
+            false => self.free(index, pair, shared),
+        };
+        (raw, slot)
+    }
+
     /// An op has had its last notice: its credit is free. Returns its slot.
     #[inline(always)]
-    fn free(&mut self, index: u32, pair: &PairShared, shared: &Shared) -> Option<Slot> {
+    pub(super) fn free(&mut self, index: u32, pair: &PairShared, shared: &Shared) -> Option<Slot> {
         #[cfg(not(debug_assertions))]
         let _ = shared;
         let cell = &mut self.cells[index as usize];
