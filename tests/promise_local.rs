@@ -5,11 +5,12 @@ mod common_b;
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
+use std::mem;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, RawWaker, RawWakerVTable, Wake, Waker};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
@@ -478,6 +479,49 @@ fn a_waker_that_owns_a_future_of_the_same_client_may_be_dropped_by_it() {
         driver.poll_once();
     }
     assert_eq!(client.credits(), 8);
+}
+
+#[test]
+fn a_waker_whose_clone_moves_or_drops_the_reactor_wakes_its_task() {
+    type Hook = Rc<RefCell<Option<Box<dyn FnOnce()>>>>;
+    fn clone(hook: *const ()) -> RawWaker {
+        // SAFETY: the test keeps the hook, and counts no owners of its wakers.
+        let next = unsafe { &*hook.cast::<RefCell<Option<Box<dyn FnOnce()>>>>() }.take();
+        if let Some(next) = next {
+            next();
+        }
+        RawWaker::new(hook, &VTABLE)
+    }
+    fn wake(_: *const ()) {
+        WAKES.with(|wakes| wakes.set(wakes.get() + 1));
+    }
+    const VTABLE: RawWakerVTable = RawWakerVTable::new(clone, wake, wake, |_| {});
+    thread_local!(static WAKES: Cell<usize> = const { Cell::new(0) });
+
+    let (engine, mut driver) = by_hand(Arc::new(NullStore));
+    for drops in [false, true] {
+        let (client, mut reactor) = local(&engine, 8);
+        let hook = Hook::default();
+        // SAFETY: the functions are for such a pointer, on this thread alone; the hook outlives its wakers.
+        let waker = unsafe { Waker::from_raw(RawWaker::new(Rc::as_ptr(&hook).cast(), &VTABLE)) };
+        let mut op = Box::pin(client.submit(Submission::lookup("key")));
+        assert!(poll(&mut reactor, Waker::noop()).is_pending());
+        assert!(driver.poll_once());
+        *hook.borrow_mut() = Some(Box::new(move || match drops {
+            true => drop(reactor),
+            false => {
+                assert!(poll(&mut reactor, Waker::noop()).is_pending());
+                mem::forget(reactor); // It stays, and is not polled again.
+            }
+        }));
+        let before = WAKES.get();
+        assert!(poll(&mut op, &waker).is_pending());
+        assert_eq!(WAKES.get() - before, 1, "dropped: {drops}");
+        let Poll::Ready(found) = poll(&mut op, &waker) else {
+            panic!("woken, and not ready (dropped: {drops})");
+        };
+        assert_eq!(found.result, FOUND);
+    }
 }
 
 #[test]
