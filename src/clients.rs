@@ -50,7 +50,7 @@ unsafe impl Sync for Clients {}
 impl Clients {
     pub(crate) fn new(config: &EngineConfig, live: LiveSpans) -> Self {
         let depth = config.ring_depth;
-        let table = OpTable::new(depth, config.long_keys, config.max_key);
+        let table = OpTable::new(depth, config.long_keys, config.max_key, true);
         Self {
             live,
             cells: (0..depth).map(|_| UnsafeCell::default()).collect(),
@@ -150,6 +150,7 @@ impl Clients {
         };
         // SAFETY: the credit was free, and is ours.
         let ticket = unsafe { self.table.queue(index, key, &fill) };
+        self.table.ops().prefetch_mail(ticket);
         // The cell before the push: afterwards a worker may finish the op, though only a detached one touches the cell.
         self.with_cell(index, |cell| {
             cell.long_place = long_place;
@@ -244,7 +245,7 @@ impl Clients {
                 error
             }
             // SAFETY: the caller owns the op, which is done.
-            _ => unsafe { self.table.result(index) },
+            _ => unsafe { self.table.ops().result(index) },
         };
         let (slot, place) = self.release(index);
         // SAFETY: as above.
@@ -278,7 +279,7 @@ impl Clients {
         for (ticket, result) in ends {
             // SAFETY: the caller has ended the op.
             let finished = unsafe {
-                self.table.set_result(ticket.index(), *result);
+                self.table.ops().set_result(ticket.index(), *result);
                 self.table.ops().finish(ticket)
             };
             self.after_end(ticket, finished, wakers);

@@ -177,6 +177,8 @@ impl Op<'_> {
     #[inline]
     fn poll_in_flight(&mut self, ticket: Ticket, cx: &mut Context<'_>) -> Poll<Ended> {
         let clients = &self.client.engine.clients;
+        // It is written in any case: with the waker's flag, or by the entry's next op.
+        clients.table.ops().prefetch(ticket);
         let (same, make) = waker_of(cx);
         // SAFETY: the op is this future's until it is reaped. It stays so where the waker's clone panics.
         match unsafe { clients.table.ops().register(ticket, same, make) } {

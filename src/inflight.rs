@@ -6,7 +6,7 @@
 //! | --- | --- | --- | --- |
 //! | descriptor (one cache line with the state word) | key, buffer, hash, caller, times | owner, before `queue` | worker; its atomics: anybody |
 //! | key place | the key and a NUL | owner, before `queue` | the store call |
-//! | result cell | how the op ended | who ended it, before that is told | owner, after it saw the end |
+//! | result | how the op ended | who ended it, before that is told | owner, after it saw the end |
 
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
@@ -14,7 +14,6 @@ use crossbeam_utils::CachePadded;
 pub(crate) use moonring_rings::deadline::NEVER;
 use moonring_rings::deadline::Soonest;
 use moonring_rings::slots::{Table, Ticket};
-use moonring_rings::sync::UnsafeCell;
 
 use crate::OpKind;
 use crate::key::{INLINE_KEY, KeyHasher, KeyPlaces};
@@ -130,30 +129,25 @@ pub(crate) struct PlacedKey {
 
 /// The table of one pair, or of all clients.
 pub(crate) struct OpTable {
-    ops: Table<Descriptor, OpWaker>,
-    results: Box<[UnsafeCell<RawResult>]>,
+    ops: Table<Descriptor, OpWaker, RawResult>,
     keys: KeyPlaces,
     long_keys: KeyPlaces,
     /// No deadline of its ops is earlier, but for those of which the timer is told in a moment; see [`crate::timer`].
     pub(crate) soonest: CachePadded<Soonest>,
 }
 
-// SAFETY: a result cell is touched by the worker while it has the op, and by the owner after the end that
-// `Table::finish` published.
-unsafe impl Sync for OpTable {}
-
 impl OpTable {
-    pub(crate) fn new(depth: usize, long_keys: usize, max_key: usize) -> Self {
+    /// `shared`: by many owners, each of which is woken for its own op.
+    pub(crate) fn new(depth: usize, long_keys: usize, max_key: usize, shared: bool) -> Self {
         Self {
-            ops: Table::new(depth, |_| Descriptor::empty()),
-            results: (0..depth).map(|_| UnsafeCell::new(UNSET)).collect(),
+            ops: Table::with_results(depth, |_| Descriptor::empty(), UNSET, shared),
             keys: KeyPlaces::inline(depth),
             long_keys: KeyPlaces::long(long_keys, max_key),
             soonest: CachePadded::default(),
         }
     }
 
-    pub(crate) fn ops(&self) -> &Table<Descriptor, OpWaker> {
+    pub(crate) fn ops(&self) -> &Table<Descriptor, OpWaker, RawResult> {
         &self.ops
     }
 
@@ -245,16 +239,6 @@ impl OpTable {
         }
     }
 
-    /// The result of an op, for its worker to write and its owner to read.
-    ///
-    /// # Safety
-    /// The caller must be the worker that claimed the op, or its owner after it is done.
-    #[inline]
-    pub(crate) unsafe fn set_result(&self, index: u32, result: RawResult) {
-        // SAFETY: the caller has the op.
-        self.results[index as usize].with_mut(|r| unsafe { *r = result });
-    }
-
     /// Length of the op's buffer; of another op's, where this one is over.
     ///
     /// # Safety
@@ -291,16 +275,6 @@ impl OpTable {
     pub(crate) unsafe fn peek_op(&self, index: u32) -> OpKind {
         // SAFETY: as there.
         op_of(unsafe { (*self.ops.peek(index)).flags.load(Relaxed) })
-    }
-
-    /// How the op ended.
-    ///
-    /// # Safety
-    /// The caller must own the op and have seen its end.
-    #[inline]
-    pub(crate) unsafe fn result(&self, index: u32) -> RawResult {
-        // SAFETY: the caller owns the op.
-        self.results[index as usize].with(|r| unsafe { *r })
     }
 }
 

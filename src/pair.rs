@@ -44,7 +44,7 @@ const AWAITED: u64 = 1 << 3;
 
 // In a completion's word, above the entry's index.
 const INDEX: u64 = (1 << 24) - 1;
-/// The result is in the result cell.
+/// The result is in the table.
 const FAILED: u64 = 1 << 24;
 /// A release notice follows.
 const MORE: u64 = 1 << 25;
@@ -191,7 +191,7 @@ impl PairShared {
             Ok(value) => (index, *value),
             Err(_) => {
                 // SAFETY: the caller has ended the op.
-                unsafe { self.table.set_result(ticket.index(), *result) };
+                unsafe { self.table.ops().set_result(ticket.index(), *result) };
                 (index | FAILED, 0)
             }
         }
@@ -204,7 +204,7 @@ impl PairShared {
     pub(crate) unsafe fn push_end(&self, ticket: Ticket, error: OpError, more: bool) {
         let index = ticket.index();
         // SAFETY: who ends an op writes its result; the owner reads it when it sees the entry.
-        unsafe { self.table.set_result(index, Err(error)) };
+        unsafe { self.table.ops().set_result(index, Err(error)) };
         let flags = if more { FAILED | MORE } else { FAILED };
         self.completions.push(u64::from(index) | flags, 0);
     }
@@ -422,7 +422,7 @@ impl Pair {
             Ok(rings) => rings,
             Err(_) => unreachable!("as many consumers as producers"),
         };
-        let table = OpTable::new(depth, config.long_keys, config.max_key);
+        let table = OpTable::new(depth, config.long_keys, config.max_key, false);
         let owner = Owner::new(depth, table.long_key_places());
         let shared = Arc::new(PairShared {
             id,

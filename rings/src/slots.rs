@@ -175,17 +175,26 @@ struct Entry<D> {
     descriptor: UnsafeCell<D>,
 }
 
-/// The table. `D` is the descriptor that workers read, `W` the waker of an op's owner.
-pub struct Table<D, W = ()> {
+/// What goes back to an op's owner, in one cache line.
+#[repr(align(32))]
+struct Mail<W, R> {
+    waker: UnsafeCell<Option<W>>,
+    result: UnsafeCell<R>,
+}
+
+/// The table. `D` is the descriptor that workers read, `W` the waker of an op's owner, `R` how an op ended.
+pub struct Table<D, W = (), R = ()> {
     entries: Box<[Entry<D>]>,
-    wakers: Box<[UnsafeCell<Option<W>>]>,
+    mail: Box<[Mail<W, R>]>,
+    /// log2 of how many places in `mail` an entry has. Only the first is used.
+    spread: u32,
 }
 
 // SAFETY: who may touch which cell is decided by the state word, see the module's table; descriptors and wakers go from
 // one thread to another.
-unsafe impl<D: Send, W: Send> Send for Table<D, W> {}
+unsafe impl<D: Send, W: Send, R: Send> Send for Table<D, W, R> {}
 // SAFETY: as above. A `&D` is shared between threads only as `Table::peek` says, whose caller vouches for it.
-unsafe impl<D: Send, W: Send> Sync for Table<D, W> {}
+unsafe impl<D: Send, W: Send, R: Send> Sync for Table<D, W, R> {}
 
 /// What is to be done after an op's end was told.
 #[derive(Debug, PartialEq, Eq)]
@@ -290,9 +299,23 @@ impl<D> Held<D> {
 }
 
 impl<D, W> Table<D, W> {
-    /// A table of `depth` entries (at most [`MAX_DEPTH`]).
-    pub fn new(depth: usize, mut descriptor: impl FnMut(usize) -> D) -> Self {
+    /// A table of `depth` entries (at most [`MAX_DEPTH`]) that keeps no results.
+    pub fn new(depth: usize, descriptor: impl FnMut(usize) -> D) -> Self {
+        Self::with_results(depth, descriptor, (), false)
+    }
+}
+
+impl<D, W, R: Copy> Table<D, W, R> {
+    /// A table of `depth` entries (at most [`MAX_DEPTH`]). `unset`: what stands in the place of a result before there is one.
+    /// `apart`: the wakers and results of two ops never share a cache line, for a table whose ops are waited for one by one.
+    pub fn with_results(
+        depth: usize,
+        mut descriptor: impl FnMut(usize) -> D,
+        unset: R,
+        apart: bool,
+    ) -> Self {
         let depth = depth.min(MAX_DEPTH);
+        let spread = u32::from(apart);
         Self {
             entries: (0..depth)
                 .map(|i| Entry {
@@ -300,8 +323,34 @@ impl<D, W> Table<D, W> {
                     descriptor: UnsafeCell::new(descriptor(i)),
                 })
                 .collect(),
-            wakers: (0..depth).map(|_| UnsafeCell::new(None)).collect(),
+            spread,
+            mail: (0..depth << spread)
+                .map(|_| Mail {
+                    waker: UnsafeCell::new(None),
+                    result: UnsafeCell::new(unset),
+                })
+                .collect(),
         }
+    }
+
+    /// Sets how an op ended.
+    ///
+    /// # Safety
+    /// The op's end must be the caller's, who has not told of it yet.
+    #[inline(always)]
+    pub unsafe fn set_result(&self, index: u32, result: R) {
+        // SAFETY: the caller has the op's end: nobody else is at its result.
+        self.mail(index).result.with_mut(|r| unsafe { *r = result });
+    }
+
+    /// How an op ended.
+    ///
+    /// # Safety
+    /// The op must be its caller's, who has seen its end.
+    #[inline(always)]
+    pub unsafe fn result(&self, index: u32) -> R {
+        // SAFETY: the caller owns the op, whose end was told after the result was set.
+        self.mail(index).result.with(|r| unsafe { *r })
     }
 
     /// Number of entries.
@@ -318,6 +367,16 @@ impl<D, W> Table<D, W> {
         unsafe { self.entries.get_unchecked(index as usize) }
     }
 
+    #[inline(always)]
+    fn waker(&self, ticket: Ticket) -> &UnsafeCell<Option<W>> {
+        &self.mail(ticket.index()).waker
+    }
+
+    #[inline(always)]
+    fn mail(&self, index: u32) -> &Mail<W, R> {
+        &self.mail[(index as usize) << self.spread]
+    }
+
     /// # Safety
     /// The ticket must be of this table.
     #[inline(always)]
@@ -331,7 +390,7 @@ impl<D, W> Table<D, W> {
     /// # Safety
     /// The index must be below the depth. The entry must be FREE, or its op over, and the caller its owner.
     #[inline(always)]
-    pub unsafe fn with_mut<R>(&self, index: u32, f: impl FnOnce(&mut D) -> R) -> R {
+    pub unsafe fn with_mut<T>(&self, index: u32, f: impl FnOnce(&mut D) -> T) -> T {
         // SAFETY: the caller vouches for the index, and is the only one who may touch the descriptor in this phase.
         unsafe { self.entry(index).descriptor.with_mut(|d| f(&mut *d)) }
     }
@@ -382,15 +441,15 @@ impl<D, W> Table<D, W> {
     /// Has the processor fetch an entry's line to write, which lies in another core's cache: for an owner that uses the entry next.
     #[inline(always)]
     pub fn prefetch(&self, ticket: Ticket) {
-        #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
-        // SAFETY: a hint, whatever the address; wrapping, so that it may be of a ticket of another table. x86_64 without it takes it as
-        // no operation.
-        unsafe {
-            let entry = self.entries.as_ptr().wrapping_add(ticket.index() as usize);
-            core::arch::asm!("prefetchw [{}]", in(reg) entry, options(nostack, preserves_flags, readonly));
-        }
-        #[cfg(not(all(target_arch = "x86_64", not(loom), not(miri))))]
-        let _ = ticket;
+        // Wrapping, so that it may be a ticket of another table.
+        prefetch(self.entries.as_ptr().wrapping_add(ticket.index() as usize));
+    }
+
+    /// The same of the line with an op's waker and result, for a future that is about to leave its waker.
+    #[inline(always)]
+    pub fn prefetch_mail(&self, ticket: Ticket) {
+        let place = (ticket.index() as usize) << self.spread;
+        prefetch(self.mail.as_ptr().wrapping_add(place));
     }
 
     /// [`hold`](Table::hold), for who needs no more than to have claimed it.
@@ -480,7 +539,7 @@ impl<D, W> Table<D, W> {
     /// use the entry again.
     unsafe fn take_waker(&self, ticket: Ticket) -> (Option<W>, u64) {
         // SAFETY: as for this function.
-        let waker = self.wakers[ticket.index() as usize].with_mut(|w| unsafe { (*w).take() });
+        let waker = self.waker(ticket).with_mut(|w| unsafe { (*w).take() });
         // SAFETY: the ticket is of this table.
         let state = unsafe { self.state(ticket) };
         // Release pairs with the Acquire in `reap`: we are off the cell. Acquire pairs with the Release in `reap`: the
@@ -665,7 +724,7 @@ impl<D, W> Table<D, W> {
         // SAFETY: as for this function.
         unsafe { self.own_waker_cell(ticket)? };
         // SAFETY: the WAKER flag is off and the caller is the owner, so the cell is ours.
-        let old = self.wakers[ticket.index() as usize].with_mut(|w| unsafe {
+        let old = self.waker(ticket).with_mut(|w| unsafe {
             match &*w {
                 Some(old) if same(old) => None,
                 _ => (*w).replace(waker()),
@@ -676,7 +735,7 @@ impl<D, W> Table<D, W> {
         let unused = match set {
             Ok(()) => None,
             // SAFETY: done with the WAKER flag off: the cell stays the owner's.
-            Err(Done) => self.wakers[ticket.index() as usize].with_mut(|w| unsafe { (*w).take() }),
+            Err(Done) => self.waker(ticket).with_mut(|w| unsafe { (*w).take() }),
         };
         // User code: only after the cell is in order again.
         drop((old, unused));
@@ -692,7 +751,7 @@ impl<D, W> Table<D, W> {
         // SAFETY: as for this function.
         unsafe { self.own_waker_cell(ticket)? };
         // SAFETY: as in `register`.
-        let old = self.wakers[ticket.index() as usize].with_mut(|w| unsafe { (*w).take() });
+        let old = self.waker(ticket).with_mut(|w| unsafe { (*w).take() });
         // SAFETY: as for this function.
         let set = unsafe { self.set_flag(ticket, DETACHED) };
         // User code: only after the cell is in order again.
@@ -701,7 +760,18 @@ impl<D, W> Table<D, W> {
     }
 }
 
-impl<D, W> fmt::Debug for Table<D, W> {
+#[inline(always)]
+fn prefetch<T>(line: *const T) {
+    #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
+    // SAFETY: a hint, whatever the address. x86_64 without it takes it as no operation.
+    unsafe {
+        core::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(loom), not(miri))))]
+    let _ = line;
+}
+
+impl<D, W, R: Copy> fmt::Debug for Table<D, W, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Table")
             .field("depth", &self.depth())

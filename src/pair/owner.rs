@@ -233,7 +233,7 @@ impl Owner {
     ) -> (RawResult, Option<Slot>) {
         let index = (word & INDEX) as u32;
         // SAFETY: the completion says that the op is done; its entry is this owner's, who has not used it again yet.
-        let raw = unsafe { pair.table.result(index) };
+        let raw = unsafe { pair.table.ops().result(index) };
         let slot = match word & MORE != 0 {
             true => {
                 self.cells[index as usize].keep(pair, shared);
