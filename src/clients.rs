@@ -87,7 +87,21 @@ impl Clients {
     /// Gives the op's deadline too, for the publication.
     ///
     /// On `Err` the submission is as it was, and the credit was given back.
+    #[inline(never)]
     pub(crate) fn push(
+        &self,
+        engine: &Shared,
+        submission: &mut Submission<'_>,
+        credit: Option<u32>,
+        caller: u16,
+        submitted: u64,
+    ) -> Result<(Ticket, u64), SubmitError> {
+        self.accept(engine, submission, credit, caller, submitted)
+    }
+
+    /// [`push`](Self::push), for one who knows something of the submission.
+    #[inline(always)]
+    pub(crate) fn accept(
         &self,
         engine: &Shared,
         submission: &mut Submission<'_>,
@@ -181,6 +195,7 @@ impl Clients {
     }
 
     /// The caller must hold the entry's credit.
+    #[inline(always)]
     fn with_cell<R>(&self, index: u32, f: impl FnOnce(&mut Cell) -> R) -> R {
         // SAFETY: this module's functions pass only indices whose credit they hold.
         self.cells[index as usize].with_mut(|cell| f(unsafe { &mut *cell }))
@@ -255,6 +270,24 @@ impl Clients {
             self.long_places.release(place);
         }
         (result, slot)
+    }
+
+    /// [`reap`](Self::reap) of an op that ended as its call did, and has neither slot nor long key; of others, nothing is done.
+    ///
+    /// # Safety
+    /// The caller must own the op, and not use it again if it has its result.
+    #[inline(always)]
+    pub(crate) unsafe fn reap_bare(&self, ticket: Ticket) -> Option<RawResult> {
+        let index = ticket.index();
+        // SAFETY: the op is the caller's, so the ticket is of this table.
+        let ended = unsafe { self.table.ops().ended_quietly(ticket) };
+        if !ended || self.with_cell(index, |c| c.slot.is_some() || c.long_place.is_some()) {
+            return None;
+        }
+        // SAFETY: the caller owns the op, which has ended.
+        let result = unsafe { self.table.ops().result(index) };
+        self.pass_on(index);
+        Some(result)
     }
 
     /// Clears up after an op whose owner is gone, and gives its credit back.

@@ -1,6 +1,7 @@
 //! The futures of a client's ops: one op, many ops, and a way to block on either.
 
 use std::cell::Cell;
+use std::mem;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use moonring_rings::slots::{Done, Ticket, Why};
 
-use crate::client::{AsKey, Client, client_result, submission_of};
+use crate::client::{AsKey, Client, OpOptions, client_result, submission_of};
 use crate::clients::Registered;
 use crate::engine::Shared;
 use crate::inflight::NEVER;
 use crate::quarantine::Submitter;
-use crate::submission::Submission;
+use crate::submission::{Buffer, Submission};
 use crate::waker::OpWaker;
 use crate::{Class, ClientError, OpError, OpKind, Slot, SubmitError};
 
@@ -76,17 +77,57 @@ pub(crate) struct Op<'a> {
 }
 
 enum State<'a> {
+    InFlight(Ticket),
+    Taken,
+    Unstarted(Unstarted<'a>),
+}
+
+enum Unstarted<'a> {
     /// No credit yet.
     Waiting(Submission<'a>, Place<'a>),
-    InFlight(Ticket),
     Refused(SubmitError, Option<Slot>),
-    Taken,
 }
 
 impl<'a> Op<'a> {
     /// Submits the op if there is a credit.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn start(client: &'a Client, submission: Submission<'a>) -> Self {
+        let Submission {
+            op,
+            key,
+            buffer: Buffer::None,
+            flags,
+            ..
+        } = submission
+        else {
+            return Self::start_any(client, submission);
+        };
+        mem::forget(submission); // There is no slot to give back.
+        match Self::push_bare(client, op, key, flags) {
+            Some(ticket) => Self {
+                client,
+                state: State::InFlight(ticket),
+            },
+            None => Self::start_any(client, bare(op, key, flags, client.options)),
+        }
+    }
+
+    /// An op without bytes, in registers; nothing where it was not accepted.
+    #[inline(never)]
+    fn push_bare(client: &Client, op: OpKind, key: &[u8], flags: u8) -> Option<Ticket> {
+        let engine = &*client.engine;
+        let mut submission = bare(op, key, flags, client.options);
+        let now = engine.clock.raw();
+        let accepted = engine
+            .clients
+            .accept(engine, &mut submission, None, client.caller, now);
+        let (ticket, deadline) = accepted.ok()?;
+        engine.publish_clients(op, client.options.class, deadline);
+        Some(ticket)
+    }
+
+    #[inline(never)]
+    fn start_any(client: &'a Client, submission: Submission<'a>) -> Self {
         let mut submission = client.options.apply(submission);
         let state = match Self::push(client, &mut submission, None) {
             Ok(ticket) => State::InFlight(ticket),
@@ -97,7 +138,6 @@ impl<'a> Op<'a> {
         Self { client, state }
     }
 
-    #[inline]
     fn push(
         client: &Client,
         submission: &mut Submission<'_>,
@@ -119,10 +159,10 @@ impl<'a> Op<'a> {
         reason: SubmitError,
     ) -> State<'a> {
         match reason {
-            SubmitError::NoCredit { .. } => State::Waiting(submission, place),
+            SubmitError::NoCredit { .. } => State::Unstarted(Unstarted::Waiting(submission, place)),
             _ => {
                 client.engine.clients.count_refused();
-                State::Refused(reason, submission.into_slot())
+                State::Unstarted(Unstarted::Refused(reason, submission.into_slot()))
             }
         }
     }
@@ -140,6 +180,13 @@ impl<'a> Op<'a> {
     }
 }
 
+fn bare(op: OpKind, key: &[u8], flags: u8, options: OpOptions) -> Submission<'_> {
+    Submission {
+        flags,
+        ..submission_of(op, key, None, options)
+    }
+}
+
 /// How an op that was in flight ends in a forked child. Its slot is the parent's.
 const FORKED: Ended = (Err(ClientError::Failed(OpError::Forked)), None);
 
@@ -147,12 +194,14 @@ impl Op<'_> {
     /// How it ends in a forked child.
     #[cold]
     fn forked(&mut self) -> Poll<Ended> {
-        match std::mem::replace(&mut self.state, State::Taken) {
-            State::Waiting(submission, _) => {
+        match mem::replace(&mut self.state, State::Taken) {
+            State::Unstarted(Unstarted::Waiting(submission, _)) => {
                 Poll::Ready((Err(SubmitError::Forked.into()), submission.into_slot()))
             }
+            State::Unstarted(Unstarted::Refused(reason, slot)) => {
+                Poll::Ready((Err(reason.into()), slot))
+            }
             State::InFlight(_) => Poll::Ready(FORKED),
-            State::Refused(reason, slot) => Poll::Ready((Err(reason.into()), slot)),
             State::Taken => Poll::Pending,
         }
     }
@@ -161,24 +210,32 @@ impl Op<'_> {
 impl Future for Op<'_> {
     type Output = Ended;
 
-    #[inline]
+    #[inline(always)]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ended> {
         let this = &mut *self;
-        match this.state {
-            State::InFlight(ticket) if !this.client.engine.is_forked() => {
-                this.poll_in_flight(ticket, cx)
-            }
-            _ => this.poll_others(cx),
+        let engine = &*this.client.engine;
+        let State::InFlight(ticket) = this.state else {
+            return this.poll_unstarted(cx);
+        };
+        if engine.is_forked() {
+            return this.forked();
         }
+        // It is written in any case: with the waker's flag, or by the entry's next op.
+        engine.clients.table.ops().prefetch(ticket);
+        // SAFETY: the op is this future's, and forgotten once it is reaped.
+        let Some(raw) = (unsafe { engine.clients.reap_bare(ticket) }) else {
+            return this.poll_in_flight(ticket, cx);
+        };
+        // There was nothing in it to be dropped.
+        mem::forget(mem::replace(&mut this.state, State::Taken));
+        Poll::Ready((client_result(raw), None))
     }
 }
 
 impl Op<'_> {
-    #[inline]
+    #[inline(never)]
     fn poll_in_flight(&mut self, ticket: Ticket, cx: &mut Context<'_>) -> Poll<Ended> {
         let clients = &self.client.engine.clients;
-        // It is written in any case: with the waker's flag, or by the entry's next op.
-        clients.table.ops().prefetch(ticket);
         let (same, make) = waker_of(cx);
         // SAFETY: the op is this future's until it is reaped. It stays so where the waker's clone panics.
         match unsafe { clients.table.ops().register(ticket, same, make) } {
@@ -193,25 +250,27 @@ impl Op<'_> {
     }
 
     #[cold]
-    fn poll_others(&mut self, cx: &mut Context<'_>) -> Poll<Ended> {
+    fn poll_unstarted(&mut self, cx: &mut Context<'_>) -> Poll<Ended> {
         if self.client.engine.is_forked() {
             return self.forked();
         }
-        match std::mem::replace(&mut self.state, State::Taken) {
-            State::Waiting(submission, mut place) => {
+        match mem::replace(&mut self.state, State::Taken) {
+            State::Unstarted(Unstarted::Waiting(submission, mut place)) => {
                 place.wait(cx.waker());
                 self.submit(submission, place);
                 match self.state {
-                    State::Waiting(..) => Poll::Pending,
+                    State::Unstarted(Unstarted::Waiting(..)) => Poll::Pending,
                     State::InFlight(ticket) => self.poll_in_flight(ticket, cx),
-                    _ => self.poll_others(cx),
+                    _ => self.poll_unstarted(cx),
                 }
+            }
+            State::Unstarted(Unstarted::Refused(reason, slot)) => {
+                Poll::Ready((Err(reason.into()), slot))
             }
             State::InFlight(ticket) => {
                 self.state = State::InFlight(ticket);
                 self.poll_in_flight(ticket, cx)
             }
-            State::Refused(reason, slot) => Poll::Ready((Err(reason.into()), slot)),
             // Polled again after its end: there is nothing to wait for, and panicking is not for a library.
             State::Taken => Poll::Pending,
         }
@@ -225,7 +284,7 @@ pub(crate) struct Mapped<'a, F> {
 }
 
 impl<'a, F> Mapped<'a, F> {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn start(client: &'a Client, submission: Submission<'a>, map: F) -> Self {
         let op = Op::start(client, submission);
         Self { op, map }
@@ -238,14 +297,25 @@ impl<F> Unpin for Mapped<'_, F> {}
 impl<T, F: Fn(Ended) -> T> Future for Mapped<'_, F> {
     type Output = T;
 
-    #[inline]
+    #[inline(always)]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
         Pin::new(&mut self.op).poll(cx).map(&self.map)
     }
 }
 
 impl Drop for Op<'_> {
+    #[inline(always)]
     fn drop(&mut self) {
+        if !matches!(self.state, State::Taken) {
+            self.give_up();
+        }
+    }
+}
+
+impl Op<'_> {
+    /// Dropped before its end.
+    #[cold]
+    fn give_up(&mut self) {
         if let State::InFlight(ticket) = self.state
             && !self.client.engine.is_forked()
         {
@@ -435,7 +505,10 @@ where
             // SAFETY: the op is this future's and done; head moves on before anything else happens.
             let (raw, slot) = unsafe {
                 self.head = clients.unchain(ticket);
-                clients.reap(ticket)
+                match clients.reap_bare(ticket) {
+                    Some(raw) => (raw, None),
+                    None => clients.reap(ticket),
+                }
             };
             (self.each)(client_result(raw), slot);
             progress = true;

@@ -636,6 +636,24 @@ impl<D, W, R: Copy> Table<D, W, R> {
             })
     }
 
+    /// Whether the op ended as its call did, and nobody is at its waker: then its result can be read, and the entry is the owner's without
+    /// a [`reap`](Table::reap).
+    ///
+    /// # Safety
+    /// The ticket must be of this table.
+    #[inline(always)]
+    pub unsafe fn ended_quietly(&self, ticket: Ticket) -> bool {
+        // SAFETY: the caller vouches for the ticket.
+        let state = unsafe { self.state(ticket) };
+        // Acquire pairs with the Release in `finish`, and with that with which `take_waker` clears the flag.
+        let now = state.load(ordering!(Acquire, "slots-quiet" => Relaxed));
+        let at_the_waker = match broken("slots-quiet-waker") {
+            true => now & WAKER,
+            false => 0,
+        };
+        now == word(ticket, DONE) | at_the_waker
+    }
+
     /// DONE or RELEASED → FREE, after the owner has read the result. True: the entry is the caller's, to recycle. False:
     /// somebody is still taking the waker that it found, or a store call still has the op's bytes; who is through with that
     /// recycles the entry ([`Finished::Detached`]).
