@@ -22,12 +22,11 @@
 //!          stage               the terminal notice              the future is polled
 //!   FREE ─────────▶ PENDING ───────────────────────▶ ENDED ───────────────────────────▶ FREE
 //!                      │ the future is dropped          │ the future is dropped            ▲
-//!                      ▼                                └──────────────────────────────────┤
-//!                   GIVEN UP ──────────────────────────────────────────────────────────────┘
-//!                              the terminal notice
+//!                      └────────────────────────────────┴──────────────────────────────────┘
 //! ```
-//! Without a free cell, or a credit of the pair (an op in quarantine keeps that, not its cell), an op waits in a queue. Who is **called** from
-//! its front has one kept for it until it comes or is dropped.
+//! A notice that finds its cell free, or with another op's ticket, is nobody's. Without a free cell, or a credit of the pair (an op in
+//! quarantine or of a dropped future keeps that, not its cell), an op waits in a queue. Who is **called** from its front has one kept for it until
+//! it comes or is dropped.
 //!
 //! # What is others' code
 //! Wakers are cloned, woken and dropped while nobody has the core borrowed: dropping one may drop a task with a future of ours in it.
@@ -131,7 +130,6 @@ enum Phase {
     Free,
     Pending,
     Ended,
-    GivenUp,
 }
 
 impl Cell {
@@ -149,7 +147,7 @@ impl Cell {
     /// Whether it waits for the end of this op.
     #[inline(always)]
     fn is_of(&self, op: Ticket) -> bool {
-        matches!(self.phase, Phase::Pending | Phase::GivenUp) && self.ticket == op
+        self.phase == Phase::Pending && self.ticket == op
     }
 }
 
@@ -429,16 +427,11 @@ impl Core {
     #[inline(always)]
     fn settle(&mut self, op: EndedOp, result: RawResult, slot: Option<Slot>) {
         let index = op.user_data as usize;
-        // A release, or an op that the pair had in flight before, has no cell.
+        // A release, an op of a dropped future, and one that the pair had in flight before have no cell.
         let Some(cell) = self.cells.get_mut(index) else {
             return;
         };
         if !cell.is_of(op.ticket) {
-            return;
-        }
-        if cell.phase == Phase::GivenUp {
-            cell.phase = Phase::Free;
-            self.free.push(index as u32);
             return;
         }
         cell.phase = Phase::Ended;
@@ -537,14 +530,7 @@ impl Core {
     fn give_up(&mut self, index: u32) -> (Option<OpWaker>, Option<Slot>) {
         let cell = &mut self.cells[index as usize];
         let left = (cell.waker.take(), cell.slot.take());
-        match cell.phase {
-            Phase::Pending => cell.phase = Phase::GivenUp,
-            _ => {
-                cell.phase = Phase::Free;
-                self.free.push(index);
-                self.call();
-            }
-        }
+        self.free(index);
         left
     }
 

@@ -525,6 +525,83 @@ fn a_waker_whose_clone_moves_or_drops_the_reactor_wakes_its_task() {
 }
 
 #[test]
+fn a_task_that_polls_with_another_waker_is_woken_by_that() {
+    let (engine, mut driver) = by_hand(Arc::new(NullStore));
+    let (client, mut reactor) = local(&engine, 8);
+    let ((before, old), (now, new)) = (Counting::new(), Counting::new());
+    let mut op = Box::pin(client.submit(Submission::lookup("key")));
+    assert!(poll(&mut reactor, Waker::noop()).is_pending());
+    for waker in [&old, &new, &new] {
+        assert!(poll(&mut op, waker).is_pending());
+    }
+    assert!(driver.poll_once());
+    assert!(poll(&mut reactor, Waker::noop()).is_pending());
+    assert_eq!((before.wakes(), now.wakes()), (0, 1));
+    assert!(poll(&mut op, &new).is_ready());
+}
+
+#[test]
+fn a_dropped_future_leaves_neither_its_waker_nor_its_slot() {
+    let (region, pool) = slots(64, 1);
+    let config = config().dedicated(OpKind::Retrieve, 1).spin_us(0);
+    let builder = Engine::builder(Arc::new(NullStore)).config(config);
+    let (engine, mut drivers) = builder.region(region).start_by_hand().unwrap();
+    let driver = drivers.last_mut().unwrap();
+    let (client, mut reactor) = local(&engine, 1);
+    let (counting, waker) = Counting::new();
+    assert!(poll(&mut reactor, Waker::noop()).is_pending());
+    // Dropped before its op ended, and after.
+    for ended in [false, true] {
+        let slot = pool.lend(64).unwrap();
+        let mut op = Box::pin(client.submit(Submission::retrieve("key", slot)));
+        assert!(poll(&mut op, &waker).is_pending());
+        assert!(poll(&mut reactor, Waker::noop()).is_pending());
+        let mut op = Some(op).filter(|_| ended);
+        assert_eq!(Arc::strong_count(&counting), if ended { 3 } else { 2 });
+        assert!(driver.poll_once());
+        assert!(poll(&mut reactor, Waker::noop()).is_pending());
+        assert_eq!(pool.lend(64).is_none(), ended, "an ended op has its slot");
+        op.take();
+        assert!(pool.lend(64).is_some());
+        assert_eq!(client.credits(), 1);
+    }
+}
+
+#[test]
+fn an_op_without_bytes_keeps_its_class_and_its_timeout() {
+    let mut config = config().dedicated(OpKind::Lookup, 1).spin_us(0);
+    config.max_batch = 1;
+    let builder = Engine::builder(Arc::new(NullStore)).config(config);
+    let (engine, mut drivers) = builder.start_by_hand().unwrap();
+    let driver = drivers.last_mut().unwrap();
+    let (client, mut reactor) = local(&engine, 8);
+    let noop = Waker::noop();
+    assert!(poll(&mut reactor, noop).is_pending());
+    let lookup = |op| Box::pin(client.submit(op));
+    let mut later = lookup(Submission::lookup("later").background());
+    let mut sooner = lookup(Submission::lookup("sooner"));
+    let mut round = |op: &mut _| {
+        assert!(poll(&mut reactor, noop).is_pending());
+        assert!(driver.poll_once());
+        assert!(poll(&mut reactor, noop).is_pending());
+        poll(op, noop)
+    };
+    assert!(round(&mut sooner).is_ready());
+    assert!(poll(&mut later, noop).is_pending());
+    assert!(round(&mut later).is_ready());
+    let late = Submission::lookup("late").timeout(Some(Duration::ZERO));
+    let mut late = lookup(late);
+    assert!(poll(&mut reactor, noop).is_pending());
+    driver.expire();
+    assert!(poll(&mut reactor, noop).is_pending());
+    let Poll::Ready(ended) = poll(&mut late, noop) else {
+        panic!("its time is up");
+    };
+    let timed_out = OpError::TimedOut { started: false };
+    assert_eq!(ended.result, Err(ClientError::Failed(timed_out)));
+}
+
+#[test]
 fn what_the_pair_had_in_flight_before_is_nobodys() {
     let (engine, mut driver) = by_hand(Arc::new(NullStore));
     let mut pair = engine.pair(8).unwrap();
