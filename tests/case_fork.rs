@@ -8,15 +8,17 @@ use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::pin::Pin;
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use common::{Spy, assert_at_rest, eventually, in_a_child, memory, sim, slots, watchdog};
-use moonring::store::{SimOptions, Store, StoreHealth, direct};
+use moonring::store::{NullStore, SimOptions, Store, StoreHealth, direct};
 use moonring::{
-    Cancel, ClientError, Done, Engine, EngineConfig, HealthState, IfRunning, OpError, OpKind,
-    PairError, Shutdown, ShutdownError, Stats, Submission, SubmitError, WaitError,
+    Cancel, ClientError, Done, Engine, EngineConfig, HealthState, IfRunning, LocalClient, OpError,
+    OpKind, PairError, Returned, Shutdown, ShutdownError, Stats, Submission, SubmitError,
+    WaitError,
 };
 use standin::{Kind, Master, StandIn};
 
@@ -208,6 +210,43 @@ fn each_call_in_a_child_answers_forked_and_nobody_else_notices() {
         engine.shutdown(Shutdown::Drain, LIMIT).unwrap().cancelled,
         0
     );
+}
+
+#[test]
+fn a_childs_futures_of_a_pair_answer_forked_whether_or_not_they_had_ended() {
+    let _watchdog = watchdog();
+    let (engine, mut drivers) = Engine::builder(Arc::new(NullStore))
+        .start_by_hand()
+        .unwrap();
+    let (client, reactor) = LocalClient::new(engine.pair(2).unwrap());
+    let mut reactor = boxed(reactor);
+    let op = |key| boxed(client.submit(Submission::lookup(key)));
+    let (mut was_refused, mut done) = (op(""), op("done"));
+    assert!(poll(&mut reactor).is_pending() && poll(&mut done).is_pending());
+    assert!(drivers[0].poll_once() && poll(&mut reactor).is_pending());
+    // One is done, and not asked.
+    let (mut in_flight, mut waits) = (op("in flight"), op("waits"));
+    assert!(poll(&mut in_flight).is_pending() && poll(&mut waits).is_pending());
+    let code = in_a_child(|| {
+        let mut new = op("new");
+        let ends = |op: &mut Boxed<'_, Returned<Done>>| match poll(op) {
+            Poll::Ready(Returned { result, slot }) if slot.is_none() => Some(result),
+            _ => None,
+        };
+        check!(1, ends(&mut done) == Some(Err(FORKED)));
+        check!(2, ends(&mut in_flight) == Some(Err(FORKED)));
+        check!(3, ends(&mut waits) == Some(Err(REFUSED)));
+        check!(4, ends(&mut was_refused).is_some_and(|r| r.is_err()));
+        check!(5, ends(&mut new) == Some(Err(REFUSED)));
+        check!(6, poll(&mut reactor).is_ready());
+        0
+    });
+    assert_eq!(code, 0);
+    assert!(poll(&mut done).is_ready());
+    assert!(poll(&mut was_refused).is_ready());
+    assert!(poll(&mut reactor).is_pending() && poll(&mut waits).is_pending());
+    assert!(drivers[0].poll_once() && poll(&mut reactor).is_pending());
+    assert!(poll(&mut in_flight).is_ready());
 }
 
 /// Dropped in the child without being polled there: futures of each state.

@@ -602,6 +602,50 @@ fn an_op_without_bytes_keeps_its_class_and_its_timeout() {
 }
 
 #[test]
+fn a_forced_delete_is_forced_at_once_and_after_a_wait_for_its_credit() {
+    let store = memory_with(HANG);
+    for key in ["now", "then"] {
+        put(&*store, key.as_bytes(), b"leased");
+    }
+    let config = config().dedicated(OpKind::Delete, 1).spin_us(0);
+    let builder = Engine::builder(store).config(config);
+    let (engine, mut drivers) = builder.start_by_hand().unwrap();
+    let (client, mut reactor) = local(&engine, 1);
+    let noop = Waker::noop();
+    assert!(poll(&mut reactor, noop).is_pending());
+    let mut turn = || {
+        assert!(poll(&mut reactor, noop).is_pending());
+        for driver in &mut drivers {
+            driver.poll_once();
+        }
+        assert!(poll(&mut reactor, noop).is_pending());
+    };
+    let mut ended = |op: Submission<'static>, key: &'static str| {
+        let mut first = Box::pin(client.submit(op));
+        let mut second = Box::pin(client.submit(Submission::delete(key).force()));
+        assert!(poll(&mut first, noop).is_pending() && poll(&mut second, noop).is_pending());
+        turn();
+        let Poll::Ready(first) = poll(&mut first, noop) else {
+            panic!("the first has ended");
+        };
+        assert!(poll(&mut second, noop).is_pending(), "has its credit now");
+        turn();
+        match poll(&mut second, noop) {
+            Poll::Ready(second) => [first.result, second.result],
+            Poll::Pending => panic!("the second has ended"),
+        }
+    };
+    // What was looked up has a lease.
+    let lookup = Submission::lookup("then");
+    assert_eq!(ended(lookup, "then"), [FOUND, Ok(Done::Deleted)]);
+    let leased = Err(ClientError::Failed(OpError::Leased));
+    assert_eq!(ended(Submission::lookup("now"), "gone")[0], FOUND);
+    assert_eq!(ended(Submission::delete("now"), "gone")[0], leased);
+    let forced = Submission::delete("now").force();
+    assert_eq!(ended(forced, "gone")[0], Ok(Done::Deleted));
+}
+
+#[test]
 fn what_the_pair_had_in_flight_before_is_nobodys() {
     let (engine, mut driver) = by_hand(Arc::new(NullStore));
     let mut pair = engine.pair(8).unwrap();
