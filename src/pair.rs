@@ -595,6 +595,7 @@ impl Pair {
     }
 
     /// The next completion, if there is one. Gives its credit back. In a forked child there is none.
+    #[inline(always)]
     pub fn poll(&mut self) -> Option<Completion> {
         if self.engine.is_forked() {
             return None;
@@ -611,8 +612,8 @@ impl Pair {
     /// The op of such a notice: gives its credit back. Once for each.
     #[inline(always)]
     pub(crate) fn end_well(&mut self, index: u32) -> (EndedOp, Option<Slot>) {
-        let slot = self.owner.free(index, &self.shared, &self.engine);
-        (self.owner.ended(index), slot)
+        self.owner.free(index, &self.shared, &self.engine);
+        (self.owner.ended(index), self.owner.take_slot(index))
     }
 
     /// The same.

@@ -46,6 +46,20 @@ pub(crate) struct EndedOp {
     pub(crate) ticket: Ticket,
 }
 
+/// That of an op that went well.
+#[inline(always)]
+fn completion(op: &EndedOp, done: Done, slot: Option<Slot>) -> Completion {
+    Completion {
+        user_data: op.user_data,
+        op: op.op,
+        ticket: op.ticket,
+        result: Ok(done),
+        slot,
+        more: false,
+        release: false,
+    }
+}
+
 /// Free numbers; the last freed is used next: its lines are still warm.
 pub(super) struct FreeList {
     /// The first `len` are in use.
@@ -164,21 +178,28 @@ impl Owner {
             Notice::Well { index, value } => (index, value),
             Notice::Other(word) => return self.reap_other(word, pair, shared),
         };
-        let EndedOp {
-            user_data,
-            op,
-            ticket,
-        } = self.ended(index);
-        Done::with_raw(op, value, |done| {
-            Some(Completion {
-                user_data,
-                op,
-                ticket,
-                result: Ok(done),
-                slot: self.free(index, pair, shared),
-                more: false,
-                release: false,
-            })
+        if self.cells[index as usize].slot.is_some() {
+            return self.reap_slot(index, value, pair, shared);
+        }
+        let op = self.ended(index);
+        self.free(index, pair, shared);
+        Done::with_raw(op.op, value, |done| Some(completion(&op, done, None)))
+    }
+
+    /// The same of an op with a slot: a copy of its own, for those without need no room for one.
+    #[inline(never)]
+    fn reap_slot(
+        &mut self,
+        index: u32,
+        value: u64,
+        pair: &PairShared,
+        shared: &Shared,
+    ) -> Option<Completion> {
+        let op = self.ended(index);
+        self.free(index, pair, shared);
+        let slot = &mut self.cells[index as usize].slot;
+        Done::with_raw(op.op, value, |done| {
+            Some(completion(&op, done, slot.take()))
         })
     }
 
@@ -239,14 +260,26 @@ impl Owner {
                 self.cells[index as usize].keep(pair, shared);
                 None
             }
-            false => self.free(index, pair, shared),
+            false => {
+                self.free(index, pair, shared);
+                self.take_slot(index)
+            }
         };
         (raw, slot)
     }
 
-    /// An op has had its last notice: its credit is free. Returns its slot.
     #[inline(always)]
-    pub(super) fn free(&mut self, index: u32, pair: &PairShared, shared: &Shared) -> Option<Slot> {
+    pub(super) fn take_slot(&mut self, index: u32) -> Option<Slot> {
+        // Most ops have none: nothing is moved then.
+        match &mut self.cells[index as usize].slot {
+            None => None,
+            slot => slot.take(),
+        }
+    }
+
+    /// An op has had its last notice: its credit is free. Its slot is still to be taken.
+    #[inline(always)]
+    pub(super) fn free(&mut self, index: u32, pair: &PairShared, shared: &Shared) {
         #[cfg(not(debug_assertions))]
         let _ = shared;
         let cell = &mut self.cells[index as usize];
@@ -262,7 +295,6 @@ impl Owner {
         // It is used next, and lies in the cache of the worker that has ended it.
         pair.table.ops().prefetch(cell.ticket);
         Counts::add_one(&pair.counts.reaped);
-        cell.slot.take()
     }
 }
 
