@@ -485,6 +485,23 @@ fn empty_batches_end_at_once() {
 }
 
 #[test]
+fn the_place_of_a_long_key_comes_back_with_its_op() {
+    let engine = Engine::builder(Arc::new(NullStore))
+        .config(config().long_keys(1))
+        .start()
+        .unwrap();
+    let client = engine.client();
+    let keys = ["a", "b", "c"].map(|letter| letter.repeat(300));
+    let mut there = Vec::new();
+    for key in &keys {
+        assert_eq!(client.blocking().lookup(key), Ok(true));
+        assert_eq!(client.blocking().delete(key), Ok(()));
+        block_on(client.lookup_many([key], &mut there));
+        assert_eq!(there, [Ok(true)]);
+    }
+}
+
+#[test]
 fn block_on_can_be_nested() {
     within(HANG, "nested", || {
         let (region, _pool) = slots(64, 1);
