@@ -502,6 +502,28 @@ fn the_place_of_a_long_key_comes_back_with_its_op() {
 }
 
 #[test]
+fn a_clients_delete_is_forced_at_once_and_after_a_wait_for_its_credit() {
+    let store = memory_with(HANG);
+    for key in ["now", "then"] {
+        put(&*store, key.as_bytes(), b"leased");
+    }
+    let engine = Engine::builder(store)
+        .config(config().ring_depth(1))
+        .start()
+        .unwrap();
+    let client = engine.client();
+    for key in ["now", "then"] {
+        // What was looked up has a lease.
+        assert_eq!(client.blocking().lookup(key), Ok(true));
+    }
+    let leased = Err(ClientError::Failed(OpError::Leased));
+    assert_eq!(client.blocking().delete("now"), leased);
+    let (now, then) = (client.delete_forced("now"), client.delete_forced("then"));
+    assert_eq!(block_on(now), Ok(()));
+    assert_eq!(block_on(then), Ok(()));
+}
+
+#[test]
 fn block_on_can_be_nested() {
     within(HANG, "nested", || {
         let (region, _pool) = slots(64, 1);
