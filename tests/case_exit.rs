@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use common::{Seen, Spy, eventually, memory, sim, waker_of, watchdog};
+use common::{Seen, Spy, eventually, memory, one_run_of, sim, waker_of, watchdog};
 use moonring::store::{SimOptions, SimStore, Store};
 use moonring::{Engine, EngineConfig, OpKind, Submission};
 use standin::{Kind, Master, StandIn};
@@ -35,12 +35,13 @@ struct End {
     whole: Duration,
 }
 
-/// A host's end, which came soon: a machine that does other things delays some of five, and a fault all of them.
+/// A host's end, which came soon.
 #[track_caller]
 fn host(what: &str, signal: Option<i32>) -> End {
-    let mut ends = (0..5).map(|_| host_once(what, signal));
-    let end = ends.find(|end| end.took < SOON);
-    end.unwrap_or_else(|| panic!("{what}: none ended within {SOON:?}"))
+    one_run_of(5, || match host_once(what, signal) {
+        end if end.took < SOON => Ok(end),
+        end => Err(format!("{what}: it ended after {:.2?}", end.took)),
+    })
 }
 
 /// Starts a host, waits until it is ready, and, with a signal, sends it.

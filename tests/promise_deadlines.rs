@@ -387,7 +387,7 @@ fn a_deadline_far_away_never_comes() {
 #[test]
 fn thousands_of_deadlines_each_come_at_their_own_time() {
     let _dog = watchdog();
-    one_of_ten(|| match p90_of_thousands_of_deadlines() {
+    one_run_of(10, || match p90_of_thousands_of_deadlines() {
         late if late < ms(100) => Ok(()),
         late => Err(format!("{late:?} late")),
     });
@@ -540,7 +540,7 @@ fn the_timer_sleeps_while_no_deadline_is_pending_and_until_the_next() {
     };
     // None at all: it does nothing, once it has come to rest.
     let mut before = (0, 0);
-    one_of_ten(|| {
+    one_run_of(10, || {
         std::thread::sleep(ms(50));
         before = timer();
         work(None);
@@ -576,7 +576,7 @@ fn the_timer_sleeps_while_no_deadline_is_pending_and_until_the_next() {
 #[test]
 fn of_1_000_retrieves_with_a_second_each_on_a_slow_store_20_succeed_and_all_have_ended_by_then() {
     let _dog = watchdog();
-    one_of_ten(a_thousand_retrieves_on_a_slow_store);
+    one_run_of(10, a_thousand_retrieves_on_a_slow_store);
 }
 
 /// What holds of any run is asserted; what a busy machine spoils is told.

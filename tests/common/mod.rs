@@ -2,6 +2,8 @@
 
 #![allow(dead_code)] // each test file uses a part of it
 
+mod one_run;
+
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -14,6 +16,8 @@ use moonring::store::{
     RetrieveBatch, SimOptions, SimStore, Store, StoreBatch,
 };
 use moonring::{Engine, OpKind, Pair, Region, RegionOptions, SlotClass, SlotPool, Submission};
+
+pub use one_run::one_run_of;
 
 /// Aborts the process, saying which test hangs, unless it is dropped within a minute.
 #[must_use = "it watches until it is dropped"]
@@ -55,19 +59,6 @@ pub fn eventually(mut what: impl FnMut() -> bool) {
     while !what() {
         std::thread::sleep(Duration::from_micros(200));
     }
-}
-
-/// Runs `measure` until it was in time: a machine that does other things delays some of ten runs, and a fault all of them.
-#[track_caller]
-pub fn one_of_ten(mut measure: impl FnMut() -> Result<(), String>) {
-    let mut late = Vec::new();
-    while late.len() < 10 {
-        match measure() {
-            Ok(()) => return,
-            Err(why) => late.push(why),
-        }
-    }
-    panic!("never in time: {late:#?}");
 }
 
 /// Submits what `op` makes, with a time-out, until `inside` calls of its kind wait at the sim's gate: on a busy machine its time may

@@ -10,7 +10,7 @@ use std::process::Stdio;
 use std::thread;
 use std::time::Duration;
 
-use support::{command, folder, root, run};
+use support::{command, folder, one_run_of, root, run};
 
 const PAGE: &str = include_str!("../../docs/errors.md");
 
@@ -339,19 +339,18 @@ fn each_error_has_a_row_with_its_message_its_cause_and_what_to_do() {
             .or_else(|| rows.get(format!("--{row}").as_str()));
         let [message, ..] = found.unwrap_or_else(|| panic!("no row {row}"));
         // Whether an op times out in its call or before it is a matter of time.
-        let tries = match row {
+        let runs = match row {
             "slot" | "refused" => 5,
             _ => 1,
         };
-        for again in (0..tries).rev() {
+        one_run_of(runs, || {
             let done = run(command().args(&args));
             assert_eq!(done.code, Some(code), "{row}: {done:?}");
-            let told = told(&done.stderr);
-            if matches(message, told) {
-                break;
+            match told(&done.stderr) {
+                told if matches(message, told) => Ok(()),
+                told => Err(format!("{row}: {told:?}, the page has {message:?}")),
             }
-            assert!(again > 0, "{row}: {told:?}, the page has {message:?}");
-        }
+        });
         left.remove(row.trim_start_matches("--"));
     }
     assert!(left.is_empty(), "nothing causes {left:?}");

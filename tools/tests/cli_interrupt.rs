@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use support::{command, folder, sample};
+use support::{command, folder, one_run_of, sample};
 
 /// When Ctrl-C is pressed.
 #[derive(Clone, Copy, PartialEq)]
@@ -136,6 +136,19 @@ fn a_bench_tells_what_it_measured() {
     }
 }
 
+/// The report of a run that was interrupted after a round, and before all: after so many milliseconds, or more in the next run.
+#[track_caller]
+fn has_rounds(op: &str, after_ms: [u64; 3], run: impl Fn(When) -> Value) -> Value {
+    let mut delays = after_ms.into_iter();
+    one_run_of(after_ms.len(), || {
+        let delay = Duration::from_millis(delays.next().expect("one a run"));
+        match run(When::Running(delay)) {
+            report if report["rounds"].as_u64() > Some(0) => Ok(report),
+            _ => Err(format!("{op}: no round in {delay:?}")),
+        }
+    })
+}
+
 /// Rounds of half a millisecond a contestant, of which the first few are over.
 #[test]
 fn a_comparison_tells_the_rounds_that_were_over() {
@@ -155,13 +168,10 @@ fn a_comparison_tells_the_rounds_that_were_over() {
             "2000",
         ];
         // All rounds take 9 s at least. On a busy machine the first one may not be over soon.
-        let delays = [500, 2_000, 8_000].map(Duration::from_millis);
-        let mut runs = delays.into_iter().map(|delay| {
+        let report = has_rounds(op, [500, 2_000, 8_000], |when| {
             let folder = folder(&format!("interrupt_compare_{op}"));
-            told(op, &folder, &args, When::Running(delay))
+            told(op, &folder, &args, when)
         });
-        let report = runs.find(|report| report["rounds"].as_u64() > Some(0));
-        let report = report.expect("a round in 8 s");
         assert_eq!(report["errors"], Value::Array(Vec::new()), "{op}");
         assert_eq!(report["failed_ops"], 0, "{op}");
         let rounds = report["rounds"].as_u64().expect("a number");
@@ -188,8 +198,7 @@ fn a_comparison_tells_the_rounds_that_were_over() {
 fn a_sweep_tells_the_rounds_that_were_over() {
     for op in ["retrieve", "delete"] {
         // All rounds take 2 s at least. On a busy machine the first one may not be over soon; there all of them take longer.
-        let delays = [300, 2_000, 8_000].map(Duration::from_millis);
-        let mut runs = delays.into_iter().map(|delay| {
+        let report = has_rounds(op, [300, 2_000, 8_000], |when| {
             let folder = folder(&format!("interrupt_sweep_{op}"));
             let drawn = folder.join("a.svg");
             let svg = drawn.to_string_lossy();
@@ -197,12 +206,11 @@ fn a_sweep_tells_the_rounds_that_were_over() {
             let args = ["bench", "--sweep=4,16", "--op", op, "--keys", "128"];
             let few = ["--value-bytes", "64", "--seconds", "0.4", "--rounds", "800"];
             let args = [&args[..], &few, &["--svg", &svg]].concat();
-            let report = told(op, &folder, &args, When::Running(delay));
-            (report, drawn.is_file())
+            let report = told(op, &folder, &args, when);
+            let rounds = report["rounds"].as_u64();
+            assert_eq!(drawn.is_file(), rounds > Some(0), "{op}: {rounds:?}");
+            report
         });
-        let run = runs.find(|(report, _)| report["rounds"].as_u64() > Some(0));
-        let (report, drawn) = run.expect("a round in 8 s");
-        assert!(drawn, "{op}");
         assert_eq!(report["errors"], Value::Array(Vec::new()), "{op}");
         assert_eq!(report["failed_ops"], 0, "{op}");
         let rounds = report["rounds"].as_u64().expect("a number");
