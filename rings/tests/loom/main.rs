@@ -15,15 +15,14 @@
 mod completion;
 mod credits;
 mod deadline;
-mod event;
 mod life;
 mod linger;
 mod mpmc;
+mod notify;
 mod park;
 mod ready;
 mod slots;
 mod spsc;
-mod task;
 
 use std::io::Write as _;
 use std::sync::Arc;
