@@ -7,6 +7,7 @@ mod one_run;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -39,11 +40,18 @@ impl Server {
     /// Starts it, and waits until it says where it listens.
     pub fn start(example: &str, arguments: &[&str]) -> Self {
         let mut command = Command::new(example);
-        let mut process = command
-            .args(arguments)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        command.args(arguments).stdout(Stdio::piped());
+        let dies_with_its_test = || {
+            // SAFETY: takes numbers alone.
+            match unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) } {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            }
+        };
+        // The watchdog's abort drops nothing, and whoever reads the test's output would wait for the server's, too.
+        // SAFETY: one system call, and nothing is allocated.
+        unsafe { command.pre_exec(dies_with_its_test) };
+        let mut process = command.spawn().unwrap();
         let mut output = BufReader::new(process.stdout.take().unwrap());
         let mut line = String::new();
         output.read_line(&mut line).unwrap();
