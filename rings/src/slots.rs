@@ -6,7 +6,7 @@
 //! below compares the generation and the phase in the same atomic step that changes them.
 //!
 //! ```text
-//!          queue             claim               end                 finish
+//!          queue             hold                end                 finish
 //!  FREE ─────────▶ QUEUED ─────────▶ RUNNING ─────────▶ ENDING ─────────────▶ DONE
 //!   ▲     owner       │      worker     │      worker            worker        │
 //!   │                 │                 │                                      │
@@ -28,8 +28,8 @@
 //!
 //! | step | by | loses to |
 //! | --- | --- | --- |
-//! | `claim` | worker | `abandon` of a queued op: its ring entry is a tombstone |
-//! | `abandon` | timer, canceller, shutdown | `claim` (a queued op becomes a running one), `end` |
+//! | `hold` | worker | `abandon` of a queued op: its ring entry is a tombstone |
+//! | `abandon` | timer, canceller, shutdown | `hold` (a queued op becomes a running one), `end` |
 //! | `end` | worker that claimed | `abandon` of a running op: the op is released, not ended |
 //! | `finish` | worker that ended | nobody |
 //!
@@ -208,7 +208,7 @@ pub enum Finished<W> {
     Detached(Option<W>),
 }
 
-/// What [`Table::end`] found.
+/// What [`Held::end`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// The caller's result is the op's.
@@ -280,10 +280,10 @@ impl<D> Held<D> {
         unsafe { (*self.0).descriptor.with(|d| d) }
     }
 
-    /// [`Table::end`].
+    /// RUNNING → ENDING, or OVERDUE → RELEASING: from now on nobody else ends the op. One step, for whoever has come first.
     ///
     /// # Safety
-    /// As there; it must be an op, and its table alive.
+    /// It must be an op that was not ended, and its table alive.
     #[inline(always)]
     pub unsafe fn end(self) -> Ended {
         // SAFETY: the caller vouches for the entry.
@@ -432,7 +432,7 @@ impl<D, W, R: Copy> Table<D, W, R> {
         let state = unsafe { &self.entry(last.index()).state };
         debug_assert!(last.is_of(state.load(Ordering::Relaxed)));
         let ticket = last.next();
-        // Release pairs with the Acquire in `claim`, though the ring's own pair has ordered it already.
+        // Release pairs with the Acquire in `hold`, though the ring's own pair has ordered it already.
         let order = ordering!(Release, "slots-queue" => Relaxed);
         state.store(word(ticket, QUEUED), order);
         ticket
@@ -450,12 +450,6 @@ impl<D, W, R: Copy> Table<D, W, R> {
     pub fn prefetch_mail(&self, ticket: Ticket) {
         let place = (ticket.index() as usize) << self.spread;
         prefetch(self.mail.as_ptr().wrapping_add(place));
-    }
-
-    /// [`hold`](Table::hold), for who needs no more than to have claimed it.
-    #[inline]
-    pub fn claim(&self, ticket: Ticket) -> bool {
-        self.hold(ticket).is_some()
     }
 
     /// QUEUED → RUNNING. Nothing where the op is not waiting any more (its ring entry is a tombstone), or never was in
@@ -479,16 +473,6 @@ impl<D, W, R: Copy> Table<D, W, R> {
             now = other;
         }
         Some(Held(entry))
-    }
-
-    /// RUNNING → ENDING, or OVERDUE → RELEASING: from now on nobody else ends the op. One step, for whoever has come first.
-    ///
-    /// # Safety
-    /// The caller must have claimed this ticket and not ended it.
-    #[inline]
-    pub unsafe fn end(&self, ticket: Ticket) -> Ended {
-        // SAFETY: the caller has claimed the ticket in this table, which is alive.
-        unsafe { Held(self.entry(ticket.index())).end() }
     }
 
     /// ENDING → DONE, after the result was written where the owner looks for it; or RELEASING → RELEASED.

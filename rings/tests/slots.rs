@@ -12,7 +12,7 @@ use std::time::Duration;
 use moonring_rings::credits::Credits;
 use moonring_rings::mpmc::Mpmc;
 use moonring_rings::slots::{
-    Abandoned, Done, Ended, Finished, MAX_DEPTH, Progress, Table, Ticket, Why,
+    Abandoned, Done, Ended, Finished, Held, MAX_DEPTH, Progress, Table, Ticket, Why,
 };
 use moonring_rings::sync::UnsafeCell;
 use proptest::prelude::*;
@@ -118,6 +118,7 @@ proptest! {
         let mut old = Vec::new();
         let mut tickets = HashSet::new();
         let mut next = 0;
+        let mut held = [Held::NONE; DEPTH];
         for (index, step) in steps {
             let op = &mut ops[index];
             let owned = op.phase != Phase::Free && !op.detached;
@@ -134,15 +135,16 @@ proptest! {
                     *op = Op { phase: Phase::Queued, ticket: Some(ticket), ..FREE };
                 }
                 (Step::Claim, Some(ticket)) => {
-                    let claimed = table.claim(ticket);
-                    prop_assert_eq!(claimed, op.phase == Phase::Queued);
-                    if claimed {
+                    let claimed = table.hold(ticket);
+                    prop_assert_eq!(claimed.is_some(), op.phase == Phase::Queued);
+                    if let Some(claimed) = claimed {
+                        held[index] = claimed;
                         op.phase = Phase::Running;
                     }
                 }
                 (Step::Old, _) => {
                     for &ticket in &old {
-                        prop_assert!(!table.claim(ticket));
+                        prop_assert!(table.hold(ticket).is_none());
                         prop_assert!(table.abandon(ticket, Why::Cancel, true).is_none());
                     }
                 }
@@ -168,9 +170,9 @@ proptest! {
                         _ => prop_assert!(abandoned.is_none()),
                     }
                 }
-                (Step::End, Some(ticket)) if matches!(op.phase, Phase::Running | Phase::Overdue) => {
-                    // SAFETY: claimed, and ended once.
-                    let ended = unsafe { table.end(ticket) };
+                (Step::End, Some(_)) if matches!(op.phase, Phase::Running | Phase::Overdue) => {
+                    // SAFETY: held, and ended once.
+                    let ended = unsafe { held[index].end() };
                     let (expected, phase) = match op.phase {
                         Phase::Running => (Ended::InTime, Phase::Ending),
                         _ => (Ended::Abandoned, Phase::Releasing),
@@ -270,7 +272,7 @@ proptest! {
         let ours = tickets.contains(&ticket);
         prop_assert!(!table.is_done(ticket));
         prop_assert_eq!(table.progress(ticket) == Progress::Gone, !ours);
-        prop_assert_eq!(table.claim(ticket), ours);
+        prop_assert_eq!(table.hold(ticket).is_some(), ours);
         prop_assert_eq!(table.abandon(ticket, Why::Cancel, true).is_some(), ours);
     }
 }
@@ -366,13 +368,13 @@ impl Engine {
                 continue;
             }
             for ticket in words.drain(..).map(Ticket::from_word) {
-                if !self.table.claim(ticket) {
+                let Some(held) = self.table.hold(ticket) else {
                     continue;
-                }
-                // SAFETY: just claimed, and ended and finished once.
+                };
+                // SAFETY: held, and ended and finished once.
                 unsafe {
-                    let value = *self.table.peek(ticket.index());
-                    match self.table.end(ticket) {
+                    let value = *held.descriptor();
+                    match held.end() {
                         Ended::InTime => {
                             self.results[ticket.index() as usize]
                                 .with_mut(|r| *r = value.wrapping_mul(3));

@@ -209,11 +209,11 @@ fn a_worker_is_as_fast() {
                 let Some((ticket, _)) = (unsafe { table.pending(0) }) else {
                     return;
                 };
-                if !table.claim(ticket) {
+                let Some(held) = table.hold(ticket) else {
                     return;
-                }
-                // SAFETY: just claimed.
-                if unsafe { table.end(ticket) } == moonring_rings::slots::Ended::InTime {
+                };
+                // SAFETY: held.
+                if unsafe { held.end() } == moonring_rings::slots::Ended::InTime {
                     // The timer has nothing to end.
                     engine.alarm.end();
                     engine.wake();

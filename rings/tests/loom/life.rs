@@ -264,14 +264,15 @@ impl Engine {
 
     /// A worker's round with a batch of these, from the claims to the wakes.
     fn work(&self, tickets: &[Ticket]) {
-        let batch: Vec<_> = tickets.iter().filter(|&&t| self.table.claim(t)).collect();
+        let hold = |&ticket| Some((ticket, self.table.hold(ticket)?));
+        let batch: Vec<_> = tickets.iter().filter_map(hold).collect();
         for look in 0..2 {
             // The store call: at its begin, and at its end.
-            for ticket in &batch {
-                // SAFETY: claimed: nobody writes; loom finds out.
-                let descriptor = unsafe { *self.table.peek(ticket.index()) };
+            for &(ticket, held) in &batch {
+                // SAFETY: held: nobody writes; loom finds out.
+                let descriptor = unsafe { *held.descriptor() };
                 assert_eq!(descriptor, DESCRIPTOR);
-                self.bytes_of(**ticket).with_mut(|b| {
+                self.bytes_of(ticket).with_mut(|b| {
                     // SAFETY: loom finds out.
                     let was = unsafe { std::mem::replace(&mut *b, look + 1) };
                     assert_eq!(was, look, "used again during the call");
@@ -279,9 +280,9 @@ impl Engine {
             }
         }
         let (mut in_time, mut late) = (Vec::new(), Vec::new());
-        for &&ticket in &batch {
-            // SAFETY: claimed, and ended once.
-            match unsafe { self.table.end(ticket) } {
+        for (ticket, held) in batch {
+            // SAFETY: held, and ended once.
+            match unsafe { held.end() } {
                 Ended::InTime => in_time.push(ticket),
                 Ended::Abandoned => late.push(ticket),
             }

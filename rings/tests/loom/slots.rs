@@ -59,13 +59,13 @@ enum Ended {
     Recycled,
 }
 
-/// What a worker does with a ticket: claim, end, write the result, finish.
+/// What a worker does with a ticket: hold, end, write the result, finish.
 fn work(table: &Ops, ticket: Ticket) -> Ended {
-    assert!(table.claim(ticket));
-    // SAFETY: claimed above, and ended and finished once.
+    let held = table.hold(ticket).unwrap();
+    // SAFETY: held, and ended and finished once.
     let finished = unsafe {
-        assert_eq!(*table.peek(ticket.index()), 7, "the descriptor");
-        assert_eq!(table.end(ticket), slots::Ended::InTime);
+        assert_eq!(*held.descriptor(), 7, "the descriptor");
+        assert_eq!(held.end(), slots::Ended::InTime);
         table.set_result(ticket.index(), 1);
         table.finish(ticket)
     };
@@ -252,15 +252,15 @@ fn claimed_once() {
         let ticket = unsafe { table.queue(0) };
         let workers = [(); 2].map(|()| {
             let table = Arc::clone(&table);
-            thread::spawn(move || table.claim(ticket))
+            thread::spawn(move || table.hold(ticket).is_some())
         });
         // SAFETY: the op is this thread's.
         unsafe {
             assert!(register(&table, ticket, drops.value(0)));
             table.detach(ticket).unwrap();
         }
-        let claims = workers.map(|w| w.join().unwrap());
-        assert!(claims[0] ^ claims[1]);
+        let held = workers.map(|w| w.join().unwrap());
+        assert!(held[0] ^ held[1]);
     });
 }
 
@@ -275,15 +275,15 @@ fn an_old_ticket_is_harmless() {
         let late = {
             let table = Arc::clone(&table);
             thread::spawn(move || {
-                assert!(!table.claim(old));
+                assert!(table.hold(old).is_none());
             })
         };
         // SAFETY: the op is done, and this thread's.
         let new = unsafe { table.queue(0) };
-        assert!(table.claim(new), "nobody else has this ticket");
-        // SAFETY: just claimed.
+        let held = table.hold(new).expect("nobody else has this ticket");
+        // SAFETY: held.
         unsafe {
-            table.end(new);
+            held.end();
             table.finish(new);
         }
         assert!(!table.is_done(old) && table.is_done(new));
@@ -305,11 +305,11 @@ fn claim_shows_the_descriptor_and_done_the_result() {
                 let word = mail.load(Relaxed);
                 if word != 0 {
                     let ticket = Ticket::from_word(word);
-                    assert!(table.claim(ticket));
-                    // SAFETY: just claimed.
+                    let held = table.hold(ticket).unwrap();
+                    // SAFETY: held.
                     unsafe {
-                        assert_eq!(*table.peek(0), 9);
-                        table.end(ticket);
+                        assert_eq!(*held.descriptor(), 9);
+                        held.end();
                         table.set_result(0, 8);
                         table.finish(ticket);
                     }
