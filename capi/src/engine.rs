@@ -7,7 +7,7 @@ use moonring::store::{self, OpenOptions};
 use moonring::{Engine, L2Adapter, Region, Shutdown};
 
 use crate::moonring_status::*;
-use crate::{fail, guarded, moonring_status};
+use crate::{Null, failure, guarded, moonring_status};
 
 /// A running engine. Its functions may be called from any thread.
 pub struct moonring_engine {
@@ -45,50 +45,37 @@ pub unsafe extern "C" fn moonring_open(
 ) -> moonring_status {
     guarded(|| {
         if json.is_null() || engine.is_null() || memory.is_null() != (memory_len == 0) {
-            return fail(
-                MOONRING_BAD_ARGUMENT,
-                "json, memory or engine is NULL, or memory has no length",
-            );
+            let text = "json, memory or engine is NULL, or memory has no length";
+            return Err(failure(MOONRING_BAD_ARGUMENT, text));
         }
         // SAFETY: the caller's: it ends in NUL.
-        let json = unsafe { CStr::from_ptr(json) };
-        let json = match json.to_str() {
-            Ok(json) => json,
-            Err(error) => return fail(MOONRING_BAD_CONFIG, format_args!("json: {error}")),
-        };
-        let adapter = match L2Adapter::parse(json) {
-            Ok(adapter) => adapter,
-            Err(error) => return fail(MOONRING_BAD_CONFIG, error),
-        };
+        let json = unsafe { CStr::from_ptr(json) }.to_str();
+        let json = json.map_err(|e| failure(MOONRING_BAD_CONFIG, format_args!("json: {e}")))?;
+        let adapter = L2Adapter::parse(json).map_err(|e| failure(MOONRING_BAD_CONFIG, e))?;
         let mut options = OpenOptions::new(&adapter.engine);
         let mut region = None;
         if !memory.is_null() {
             options = options.region(memory, memory_len);
             // SAFETY: the caller's: mapped for as long as the engine may use it. The `()` keeps nothing.
-            region = match unsafe { Region::wrap(memory, memory_len, ()) } {
-                Ok(region) => Some(region),
-                Err(error) => return fail(MOONRING_BAD_ARGUMENT, error),
-            };
+            let wrapped = unsafe { Region::wrap(memory, memory_len, ()) };
+            region = Some(wrapped.map_err(|e| failure(MOONRING_BAD_ARGUMENT, e))?);
         }
-        let store = match store::open_with(&adapter.store, &options) {
-            Ok(opened) => opened.store,
-            Err(error) => return fail(MOONRING_OPEN_FAILED, error),
-        };
+        let opened = store::open_with(&adapter.store, &options);
+        let opened = opened.map_err(|e| failure(MOONRING_OPEN_FAILED, e))?;
         let warnings = adapter.warnings().to_vec();
-        let mut builder = Engine::builder(store)
+        let mut builder = Engine::builder(opened.store)
             .config(adapter.engine)
             .warnings(warnings);
         if let Some(region) = region {
             builder = builder.region(region);
         }
-        match builder.start() {
-            // SAFETY: the caller's: a place for a pointer.
-            Ok(started) => unsafe {
-                engine.write(Box::into_raw(Box::new(moonring_engine { engine: started })))
-            },
-            Err(error) => return fail(MOONRING_START_FAILED, error),
-        }
-        MOONRING_OK
+        let started = builder.start();
+        let started = moonring_engine {
+            engine: started.map_err(|e| failure(MOONRING_START_FAILED, e))?,
+        };
+        // SAFETY: the caller's: a place for a pointer.
+        unsafe { engine.write(Box::into_raw(Box::new(started))) };
+        Ok(())
     })
 }
 
@@ -106,33 +93,23 @@ pub unsafe extern "C" fn moonring_shutdown(
 ) -> moonring_status {
     guarded(|| {
         // SAFETY: the caller's.
-        let Some(engine) = (unsafe { engine.as_ref() }) else {
-            return fail(MOONRING_BAD_ARGUMENT, "engine is NULL");
+        let engine = unsafe { engine.as_ref() }.ok_or(Null("engine"))?;
+        let mode = match drain {
+            0 => Shutdown::Cancel,
+            _ => Shutdown::Drain,
         };
-        let mode = if drain != 0 {
-            Shutdown::Drain
-        } else {
-            Shutdown::Cancel
-        };
-        match engine
-            .engine
-            .shutdown(mode, Duration::from_millis(limit_ms.into()))
-        {
-            Ok(ended) => {
-                let told = moonring_shutdown_report {
-                    completed: ended.completed,
-                    cancelled: ended.cancelled,
-                    unreleased: ended.in_flight,
-                    not_unregistered: ended.not_unregistered.len() as u64,
-                };
-                // SAFETY: the caller's: NULL, or a place for it.
-                if let Some(report) = unsafe { report.as_mut() } {
-                    *report = told;
-                }
-                MOONRING_OK
-            }
-            Err(error) => fail(error, error),
+        let limit = Duration::from_millis(limit_ms.into());
+        let ended = engine.engine.shutdown(mode, limit)?;
+        // SAFETY: the caller's: NULL, or a place for it.
+        if let Some(report) = unsafe { report.as_mut() } {
+            *report = moonring_shutdown_report {
+                completed: ended.completed,
+                cancelled: ended.cancelled,
+                unreleased: ended.in_flight,
+                not_unregistered: ended.not_unregistered.len() as u64,
+            };
         }
+        Ok(())
     })
 }
 
@@ -147,6 +124,6 @@ pub unsafe extern "C" fn moonring_close(engine: *mut moonring_engine) {
             // SAFETY: the caller's: made by `moonring_open`, and this is its end.
             drop(unsafe { Box::from_raw(engine) });
         }
-        MOONRING_OK
+        Ok(())
     });
 }

@@ -9,7 +9,7 @@ use moonring::{EventFd, Pair, PairOptions};
 use crate::engine::moonring_engine;
 use crate::moonring_status::*;
 use crate::op::{moonring_completion, moonring_op, submission, told};
-use crate::{fail, guarded, moonring_status};
+use crate::{Failure, Null, failure, guarded, moonring_status};
 
 /// One thread's own rings. By one thread at a time.
 pub struct moonring_pair {
@@ -60,9 +60,7 @@ pub unsafe extern "C" fn moonring_pair_open_with(
 ) -> moonring_status {
     guarded(|| {
         // SAFETY: the caller's.
-        let Some(options) = (unsafe { options.as_ref() }) else {
-            return fail(MOONRING_BAD_ARGUMENT, "options is NULL");
-        };
+        let options = unsafe { options.as_ref() }.ok_or(Null("options"))?;
         let budget = Duration::from_micros(options.linger_us.into());
         let options = PairOptions::new(options.depth).linger(options.linger_ops, budget);
         // SAFETY: the caller's.
@@ -76,23 +74,17 @@ unsafe fn open(
     engine: *const moonring_engine,
     options: PairOptions,
     pair: *mut *mut moonring_pair,
-) -> moonring_status {
+) -> Result<(), Failure> {
     // SAFETY: the caller's.
-    let Some(engine) = (unsafe { engine.as_ref() }).filter(|_| !pair.is_null()) else {
-        return fail(MOONRING_BAD_ARGUMENT, "engine or pair is NULL");
+    let engine = unsafe { engine.as_ref() }.filter(|_| !pair.is_null());
+    let engine = engine.ok_or(Null("engine or pair"))?;
+    let opened = moonring_pair {
+        pair: engine.engine.pair_with(options)?,
+        event: None,
     };
-    match engine.engine.pair_with(options) {
-        Ok(opened) => {
-            let opened = moonring_pair {
-                pair: opened,
-                event: None,
-            };
-            // SAFETY: the caller's: a place for a pointer.
-            unsafe { pair.write(Box::into_raw(Box::new(opened))) };
-            MOONRING_OK
-        }
-        Err(error) => fail(error, error),
-    }
+    // SAFETY: the caller's: a place for a pointer.
+    unsafe { pair.write(Box::into_raw(Box::new(opened))) };
+    Ok(())
 }
 
 /// Frees a pair. Its ops go on; nobody hears of their ends, so keep their buffers until the engine is shut down. NULL is fine.
@@ -106,7 +98,7 @@ pub unsafe extern "C" fn moonring_pair_close(pair: *mut moonring_pair) {
             // SAFETY: the caller's: made by `open`, and this is its end.
             drop(unsafe { Box::from_raw(pair) });
         }
-        MOONRING_OK
+        Ok(())
     });
 }
 
@@ -129,7 +121,7 @@ pub unsafe extern "C" fn moonring_submit(
         // SAFETY: the caller's.
         let accepted = unsafe { accepted.as_mut() };
         let (Some(pair), Some(accepted), false) = (pair, accepted, ops.is_null()) else {
-            return fail(MOONRING_BAD_ARGUMENT, "pair, ops or accepted is NULL");
+            return Err(Null("pair, ops or accepted").into());
         };
         *accepted = 0;
         // SAFETY: the caller's: `n` ops.
@@ -137,17 +129,13 @@ pub unsafe extern "C" fn moonring_submit(
         let mut batch = pair.pair.batch();
         for op in ops {
             // SAFETY: the caller's: key and buffer are as the op says.
-            let submission = match unsafe { submission(op) } {
-                Ok(submission) => submission,
-                Err(why) => return fail(MOONRING_BAD_OP, why),
-            };
-            if let Err(refused) = batch.push(submission) {
-                return fail(refused.reason, refused.reason);
-            }
+            let submission = unsafe { submission(op) };
+            let submission = submission.map_err(|why| failure(MOONRING_BAD_OP, why))?;
+            batch.push(submission).map_err(|refused| refused.reason)?;
             *accepted += 1;
         }
         batch.publish();
-        MOONRING_OK
+        Ok(())
     })
 }
 
@@ -164,9 +152,8 @@ pub unsafe extern "C" fn moonring_poll(
     let mut reaped = 0;
     guarded(|| {
         // SAFETY: the caller's: one thread alone has it.
-        let Some(pair) = (unsafe { pair.as_mut() }).filter(|_| !completions.is_null()) else {
-            return fail(MOONRING_BAD_ARGUMENT, "pair or completions is NULL");
-        };
+        let pair = unsafe { pair.as_mut() }.filter(|_| !completions.is_null());
+        let pair = pair.ok_or(Null("pair or completions"))?;
         while reaped < n
             && let Some(completion) = pair.pair.poll()
         {
@@ -174,7 +161,7 @@ pub unsafe extern "C" fn moonring_poll(
             unsafe { completions.add(reaped).write(told(&completion)) };
             reaped += 1;
         }
-        MOONRING_OK
+        Ok(())
     });
     reaped
 }
@@ -192,14 +179,9 @@ pub unsafe extern "C" fn moonring_wait(
 ) -> moonring_status {
     guarded(|| {
         // SAFETY: the caller's: one thread alone has it.
-        let Some(pair) = (unsafe { pair.as_mut() }) else {
-            return fail(MOONRING_BAD_ARGUMENT, "pair is NULL");
-        };
+        let pair = unsafe { pair.as_mut() }.ok_or(Null("pair"))?;
         let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
-        match pair.pair.wait(n, timeout) {
-            Ok(()) => MOONRING_OK,
-            Err(error) => fail(error, error),
-        }
+        Ok(pair.pair.wait(n, timeout)?)
     })
 }
 
@@ -212,22 +194,16 @@ pub unsafe extern "C" fn moonring_event_fd(pair: *mut moonring_pair) -> c_int {
     let mut number = 0;
     let status = guarded(|| {
         // SAFETY: the caller's: one thread alone has it.
-        let Some(pair) = (unsafe { pair.as_mut() }) else {
-            return fail(MOONRING_BAD_ARGUMENT, "pair is NULL");
-        };
-        match pair.pair.event_fd() {
-            Ok(event) => {
-                number = event.as_raw_fd();
-                pair.event = Some(event);
-                MOONRING_OK
-            }
-            Err(error) => fail(MOONRING_SYSTEM, error),
-        }
+        let pair = unsafe { pair.as_mut() }.ok_or(Null("pair"))?;
+        let event = pair.pair.event_fd();
+        let event = event.map_err(|e| failure(MOONRING_SYSTEM, e))?;
+        number = event.as_raw_fd();
+        pair.event = Some(event);
+        Ok(())
     });
-    if status == MOONRING_OK {
-        number
-    } else {
-        status as c_int
+    match status {
+        MOONRING_OK => number,
+        _ => status as c_int,
     }
 }
 
@@ -242,7 +218,7 @@ pub unsafe extern "C" fn moonring_arm(pair: *mut moonring_pair) -> c_int {
     guarded(|| {
         // SAFETY: the caller's: one thread alone has it.
         armed = unsafe { pair.as_mut() }.is_some_and(|pair| pair.pair.arm());
-        MOONRING_OK
+        Ok(())
     });
     c_int::from(armed)
 }
