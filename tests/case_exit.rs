@@ -5,12 +5,12 @@ mod common;
 mod standin;
 
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use common::{Seen, Spy, eventually, memory, one_run_of, sim, waker_of, watchdog};
+use common::{Seen, Spy, eventually, memory, one_run_of, sim, waker_of, watchdog_for};
 use moonring::store::{SimOptions, SimStore, Store};
 use moonring::{Engine, EngineConfig, OpKind, Submission};
 use standin::{Kind, Master, StandIn};
@@ -19,6 +19,10 @@ use standin::{Kind, Master, StandIn};
 const SOON: Duration = Duration::from_secs(5);
 /// Far above what anything else takes.
 const LONG: Duration = Duration::from_secs(20);
+/// In seconds: a host that takes so long hangs, and is ended.
+const HANGS: u32 = 15;
+/// A host's end, or the ends of five that all hang.
+const LIMIT: Duration = Duration::from_secs(120);
 /// How long the exit hook waits.
 const WAITS: Duration = Duration::from_secs(3);
 /// The environment variable that says what the host is to do.
@@ -26,7 +30,7 @@ const HOST: &str = "MOONRING_TEST_EXIT_HOST";
 
 /// How a host ended.
 struct End {
-    code: Option<i32>,
+    status: ExitStatus,
     /// What it printed since it was ready.
     said: String,
     /// Since it was ready.
@@ -38,14 +42,14 @@ struct End {
 /// A host's end, which came soon.
 #[track_caller]
 fn host(what: &str, signal: Option<i32>) -> End {
-    one_run_of(5, || match host_once(what, signal) {
+    one_run_of(5, || match host_once(what, signal)? {
         end if end.took < SOON => Ok(end),
-        end => Err(format!("{what}: it ended after {:.2?}", end.took)),
+        End { status, took, .. } => Err(format!("{what}: {status} after {took:.2?}")),
     })
 }
 
 /// Starts a host, waits until it is ready, and, with a signal, sends it.
-fn host_once(what: &str, signal: Option<i32>) -> End {
+fn host_once(what: &str, signal: Option<i32>) -> Result<End, String> {
     let spawned = Instant::now();
     let mut child = Command::new(std::env::current_exe().expect("a test"))
         .args(["--exact", "child", "--ignored", "--nocapture"])
@@ -58,7 +62,10 @@ fn host_once(what: &str, signal: Option<i32>) -> End {
     while line.trim_end() != "ready" {
         line.clear();
         let read = lines.read_line(&mut line).expect("text");
-        assert!(read > 0, "{what}: it ended before it was ready");
+        if read == 0 {
+            let status = child.wait().expect("its end");
+            return Err(format!("{what}: it was not ready yet: {status}"));
+        }
     }
     let ready = Instant::now();
     if let Some(signal) = signal {
@@ -67,23 +74,23 @@ fn host_once(what: &str, signal: Option<i32>) -> End {
     }
     let mut said = String::new();
     lines.read_to_string(&mut said).expect("text");
-    let code = child.wait().expect("its end").code();
+    let status = child.wait().expect("its end");
     let (took, whole) = (ready.elapsed(), spawned.elapsed());
-    println!("{what}: {code:?} after {took:.2?}: {}", said.trim());
-    End {
-        code,
+    println!("{what}: {status} after {took:.2?}: {}", said.trim());
+    Ok(End {
+        status,
         said,
         took,
         whole,
-    }
+    })
 }
 
 /// It ended in time, with this code, and all that was in flight had ended before.
 #[track_caller]
 fn ends_well(what: &str, signal: Option<i32>, code: i32) {
-    let _watchdog = watchdog();
+    let _watchdog = watchdog_for(LIMIT);
     let end = host(what, signal);
-    assert_eq!(end.code, Some(code), "{what}");
+    assert_eq!(end.status.code(), Some(code), "{what}");
     let all = "returned true, closed true, at rest true";
     assert!(end.said.contains(all), "{what}: {}", end.said);
 }
@@ -110,10 +117,10 @@ fn sigterm_under_load_with_the_hosts_own_handler() {
 
 #[test]
 fn a_call_that_is_stuck_delays_the_end_by_no_more_than_the_limit() {
-    let _watchdog = watchdog();
+    let _watchdog = watchdog_for(LIMIT);
     let end = host("stuck", None);
-    assert_eq!(end.code, Some(9));
-    assert!(end.whole >= WAITS, "{:?}", end.whole);
+    assert_eq!(end.status.code(), Some(9));
+    assert!(end.whole >= WAITS, "it did not wait: {:?}", end.whole);
     // Nothing hangs after us here, so the host's handlers had their turn; and whoever waited for the op was told.
     let ops_only = "returned false, closed false, at rest true";
     assert!(end.said.contains(ops_only), "{}", end.said);
@@ -121,9 +128,9 @@ fn a_call_that_is_stuck_delays_the_end_by_no_more_than_the_limit() {
 
 #[test]
 fn exit_from_inside_a_waker() {
-    let _watchdog = watchdog();
+    let _watchdog = watchdog_for(LIMIT);
     let end = host("waker", None);
-    assert_eq!(end.code, Some(11));
+    assert_eq!(end.status.code(), Some(11));
 }
 
 #[test]
@@ -138,24 +145,24 @@ fn a_forked_child_that_ends_by_exit_waits_for_nothing() {
 
 #[test]
 fn the_client_of_a_library_is_gone_before_its_own_handlers_run() {
-    let _watchdog = watchdog();
+    let _watchdog = watchdog_for(LIMIT);
     if StandIn::compile(Kind::Faulty).is_none() {
         return;
     }
     let end = host("library", None);
-    assert_eq!(end.code, Some(3));
+    assert_eq!(end.status.code(), Some(3));
     assert!(!end.said.contains("teardown with a client"), "{}", end.said);
 }
 
 #[test]
 fn a_call_that_is_stuck_in_a_library_is_not_torn_down_under() {
-    let _watchdog = watchdog();
+    let _watchdog = watchdog_for(LIMIT);
     if StandIn::compile(Kind::Faulty).is_none() {
         return;
     }
     let end = host("library, stuck", None);
-    assert_eq!(end.code, Some(4));
-    assert!(end.whole >= WAITS, "{:?}", end.whole);
+    assert_eq!(end.status.code(), Some(4));
+    assert!(end.whole >= WAITS, "it did not wait: {:?}", end.whole);
     assert!(!end.said.contains("teardown"), "{}", end.said);
 }
 
@@ -253,7 +260,7 @@ fn child() {
     };
     // One that hangs does not outlive its test.
     // SAFETY: has no preconditions.
-    unsafe { libc::alarm(50) };
+    unsafe { libc::alarm(HANGS) };
     match &*what {
         "return, leaked" => {
             let (engine, _) = start(slow());

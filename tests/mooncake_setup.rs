@@ -151,10 +151,10 @@ fn a_master_that_does_not_listen_is_told_in_seconds() {
     };
     let start = Instant::now();
     let error = library.open(&nobody).unwrap_err();
+    let took = start.elapsed();
     assert!(
-        start.elapsed() < Duration::from_secs(20),
-        "{:?}",
-        start.elapsed()
+        took < Duration::from_secs(20),
+        "it took {took:?}: {error:?}"
     );
     assert!(
         matches!(&error, MooncakeError::NoMaster { addr: a, .. } if *a == addr),
@@ -176,7 +176,7 @@ fn a_set_up_that_hangs_is_abandoned_and_its_client_never_destroyed_under_it() {
     let took = start.elapsed();
     assert!(
         took >= Duration::from_secs(1) && took < Duration::from_secs(20),
-        "{took:?}"
+        "it was abandoned after {took:?}"
     );
     assert_eq!(
         error,
