@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use common::{Seen, Spy, eventually, memory, one_run_of, sim, waker_of, watchdog_for};
+use common::{Seen, Spy, eventually, memory, one_run::one_run_of, sim, waker_of, watchdog_for};
 use moonring::store::{SimOptions, SimStore, Store};
 use moonring::{Engine, EngineConfig, OpKind, Submission};
 use standin::{Kind, Master, StandIn};

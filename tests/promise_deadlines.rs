@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
+use common::one_run::one_run_of;
 use common::*;
 use moonring::config::CoreChoice;
 use moonring::store::{SimOptions, SimStore};

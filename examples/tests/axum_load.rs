@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum_server::{App, BLOCK, SLOTS};
-use common::{Server, one_run_of, watchdog};
+use common::{Server, one_run::one_run_of, watchdog};
 use moonring::store::{
     CallResult, DeleteBatch, LookupBatch, MemoryOptions, MemoryStore, RetrieveBatch, Store,
     StoreBatch,

@@ -2,7 +2,7 @@
 
 #![allow(dead_code)] // each test file uses a part of it
 
-mod one_run;
+pub mod one_run;
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,8 +16,6 @@ use moonring::store::{
     RetrieveBatch, SimOptions, SimStore, Store, StoreBatch,
 };
 use moonring::{Engine, OpKind, Pair, Region, RegionOptions, SlotClass, SlotPool, Submission};
-
-pub use one_run::one_run_of;
 
 /// Aborts the process, saying which test hangs, unless it is dropped within a minute.
 #[must_use = "it watches until it is dropped"]

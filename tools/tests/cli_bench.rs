@@ -3,7 +3,7 @@
 mod support;
 
 use serde_json::Value;
-use support::{is_documented, moonring, one_run_of, with_json};
+use support::{is_documented, moonring, one_run::one_run_of, with_json};
 
 fn number(report: &Value, pointer: &str) -> u64 {
     let value = report.pointer(pointer).and_then(Value::as_u64);

@@ -10,7 +10,7 @@ use std::process::Stdio;
 use std::thread;
 use std::time::Duration;
 
-use support::{command, folder, one_run_of, root, run};
+use support::{command, folder, one_run::one_run_of, root, run};
 
 const PAGE: &str = include_str!("../../docs/errors.md");
 

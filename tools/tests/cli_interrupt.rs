@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use support::{command, folder, one_run_of, sample};
+use support::{command, folder, one_run::one_run_of, sample};
 
 /// When Ctrl-C is pressed.
 #[derive(Clone, Copy, PartialEq)]

@@ -8,7 +8,7 @@ use moonring_tools::keys::KeyMaker;
 use moonring_tools::oracle::{self, Counts};
 use moonring_tools::trace::Trace;
 use serde_json::Value;
-use support::{folder, is_documented, moonring, one_run_of, published, sample, with_json};
+use support::{folder, is_documented, moonring, one_run::one_run_of, published, sample, with_json};
 
 const PATHS: [&str; 2] = ["pair", "client"];
 

@@ -3,7 +3,7 @@
 #![allow(dead_code)] // each test file uses a part of it
 
 #[path = "../../../tests/common/one_run.rs"]
-mod one_run;
+pub mod one_run;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -11,8 +11,6 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
-
-pub use one_run::one_run_of;
 
 /// Ends the process, saying which test hangs, unless it is dropped within a minute.
 #[must_use = "it watches until it is dropped"]

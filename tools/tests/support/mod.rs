@@ -2,14 +2,12 @@
 #![allow(dead_code)] // each test file uses a part
 
 #[path = "../../../tests/common/one_run.rs"]
-mod one_run;
+pub mod one_run;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
-
-pub use one_run::one_run_of;
 
 /// The project's root.
 pub fn root() -> &'static Path {
