@@ -72,8 +72,7 @@ struct Held {
 struct Engine {
     /// Completions go into the ring, or else to wakers.
     is_pair: bool,
-    table: Table<u64, Waker>,
-    results: Vec<UnsafeCell<End>>,
+    table: Table<u64, Waker, End>,
     /// What the store call of an op uses: see `bytes_of`.
     bytes: Vec<UnsafeCell<u64>>,
     /// The owner's, of a client: a slot lies in it.
@@ -100,8 +99,7 @@ impl Engine {
     fn new(is_pair: bool, depth: usize) -> Self {
         Self {
             is_pair,
-            table: Table::new(depth, |_| DESCRIPTOR),
-            results: (0..depth).map(|_| UnsafeCell::new(End::Call)).collect(),
+            table: Table::with_results(depth, |_| DESCRIPTOR, End::Call, !is_pair),
             bytes: (0..2 * depth).map(|_| UnsafeCell::new(0)).collect(),
             cells: (0..depth).map(|_| UnsafeCell::new(true)).collect(),
             quarantine: Mutex::new(Vec::new()),
@@ -157,7 +155,7 @@ impl Engine {
         // SAFETY: loom finds out.
         unsafe { self.table.with_mut(index, |d| *d = DESCRIPTOR) };
         // SAFETY: as above.
-        self.results[index as usize].with_mut(|r| unsafe { *r = End::Call });
+        unsafe { self.table.set_result(index, End::Call) };
         // SAFETY: as above.
         self.cells[index as usize].with_mut(|c| unsafe { *c = true });
         self.recycled.fetch_add(1, Relaxed);
@@ -228,7 +226,7 @@ impl Engine {
     fn push_end(&self, ticket: Ticket, end: End) {
         let index = ticket.index();
         // SAFETY: loom finds out.
-        self.results[index as usize].with_mut(|r| unsafe { *r = end });
+        unsafe { self.table.set_result(index, end) };
         let more = match end {
             End::Early(_, true) => MORE,
             _ => 0,
@@ -295,7 +293,7 @@ impl Engine {
                 continue;
             }
             // SAFETY: loom finds out.
-            self.results[ticket.index() as usize].with_mut(|r| unsafe { *r = End::Call });
+            unsafe { self.table.set_result(ticket.index(), End::Call) };
             // SAFETY: ended, and finished once.
             let finished = unsafe { self.table.finish(ticket) };
             self.after_end(ticket, finished, &mut wakers);
@@ -380,7 +378,7 @@ impl Engine {
             Progress::Ended { why: None, more } => {
                 assert!(!more);
                 // SAFETY: loom finds out.
-                self.results[index as usize].with(|r| unsafe { *r })
+                unsafe { self.table.result(index) }
             }
             other => panic!("ended, and yet {other:?}"),
         };
@@ -403,7 +401,7 @@ impl Engine {
         let end = match word & FAILED {
             0 => End::Call,
             // SAFETY: loom finds out.
-            _ => self.results[index as usize].with(|r| unsafe { *r }),
+            _ => unsafe { self.table.result(index) },
         };
         match op.end {
             None => assert!(!release, "a release before the end"),

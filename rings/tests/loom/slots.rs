@@ -3,7 +3,6 @@
 //! loom's cells watch descriptor and waker cell: two threads in one of them, or an access that isn't ordered after the
 //! one before, fail the model.
 
-use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use loom::thread;
@@ -15,32 +14,29 @@ use crate::{Counted, Drops, model};
 
 /// The waker is a number: who gets it back must wake that one.
 struct Ops {
-    table: Table<u64, Counted>,
-    /// Of each op: written by who has ended it, read by the owner that has seen the end.
-    results: Vec<UnsafeCell<u64>>,
+    table: Table<u64, Counted, u64>,
 }
 
 impl Ops {
     fn new(depth: usize) -> Self {
         Self {
-            table: Table::new(depth, |_| 7),
-            results: (0..depth).map(|_| UnsafeCell::new(0)).collect(),
+            table: Table::with_results(depth, |_| 7, 0, true),
         }
     }
 
     fn set_result(&self, index: u32, result: u64) {
         // SAFETY: loom finds out.
-        self.results[index as usize].with_mut(|r| unsafe { *r = result });
+        unsafe { self.table.set_result(index, result) };
     }
 
     fn result(&self, index: u32) -> u64 {
         // SAFETY: loom finds out.
-        self.results[index as usize].with(|r| unsafe { *r })
+        unsafe { self.table.result(index) }
     }
 }
 
 impl std::ops::Deref for Ops {
-    type Target = Table<u64, Counted>;
+    type Target = Table<u64, Counted, u64>;
 
     fn deref(&self) -> &Self::Target {
         &self.table
