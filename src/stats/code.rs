@@ -44,22 +44,55 @@ pub const CODE_NAMES: [&str; CODES] = {
     names
 };
 
-/// Index in [`CODE_NAMES`]. No wildcard: a new outcome or op kind doesn't compile without its code.
-#[inline]
+/// Index in [`CODE_NAMES`].
+#[inline(always)]
 pub(super) const fn code_of(op: OpKind, result: &RawResult) -> usize {
-    let outcome = match (op, result) {
-        (_, Err(e)) => return OUTCOMES.len() + e.code(),
-        (OpKind::Lookup, Ok(0)) => Outcome::Absent,
-        (OpKind::Lookup, Ok(_)) => Outcome::Present,
-        (OpKind::Retrieve | OpKind::Delete, Ok(_)) => Outcome::Ok,
-        (OpKind::Store, Ok(raw)) => match StoreOutcome::from_raw(*raw) {
+    match result {
+        // A table: what ends well is counted with each op.
+        Ok(raw) => {
+            let last = RAWS as u64 - 1;
+            let raw = if *raw < last { *raw } else { last };
+            OK_CODES[op.index()][raw as usize] as usize
+        }
+        Err(e) => code_of_error(e),
+    }
+}
+
+#[inline(never)]
+const fn code_of_error(error: &OpError) -> usize {
+    OUTCOMES.len() + error.code()
+}
+
+/// No wildcard: a new outcome or op kind doesn't compile without its code.
+const fn outcome_of(op: OpKind, raw: u64) -> Outcome {
+    match (op, raw) {
+        (OpKind::Lookup, 0) => Outcome::Absent,
+        (OpKind::Lookup, _) => Outcome::Present,
+        (OpKind::Retrieve | OpKind::Delete, _) => Outcome::Ok,
+        (OpKind::Store, raw) => match StoreOutcome::from_raw(raw) {
             StoreOutcome::Stored => Outcome::Stored,
             StoreOutcome::AlreadyThere => Outcome::AlreadyThere,
             StoreOutcome::Accepted => Outcome::Accepted,
         },
-    };
-    outcome as usize
+    }
 }
+
+/// Values that are told apart: 0, 1, 2, and all above.
+const RAWS: usize = 4;
+
+/// Codes by op kind and value.
+const OK_CODES: [[u8; RAWS]; 4] = {
+    let mut codes = [[0; RAWS]; 4];
+    let (mut op, mut raw) = (0, 0);
+    while op < codes.len() {
+        codes[op][raw] = outcome_of(OpKind::ALL[op], raw as u64) as u8;
+        raw += 1;
+        if raw == RAWS {
+            (op, raw) = (op + 1, 0);
+        }
+    }
+    codes
+};
 
 #[cfg(test)]
 mod tests {

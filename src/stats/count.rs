@@ -12,14 +12,14 @@ impl Count {
     }
 
     /// Adds `n`. With one writer a load and a store do; a read-modify-write would lock the cache line.
-    #[inline]
+    #[inline(always)]
     pub(super) fn add(&self, n: u64) {
         let old = self.0.load(Ordering::Relaxed);
         self.0.store(old.wrapping_add(n), Ordering::Relaxed);
     }
 
     /// Adds `n`; who sees it with [`get_acquire`](Count::get_acquire) sees all that its writer wrote before.
-    #[inline]
+    #[inline(always)]
     pub(super) fn add_release(&self, n: u64) {
         let old = self.0.load(Ordering::Relaxed);
         // Release: pairs with the acquire in `get_acquire`.

@@ -21,6 +21,9 @@ const SUB_BUCKET_BITS: u32 = 8;
 /// Bins up to the end of the bucket that holds [`HIGHEST_NS`].
 const BINS: usize = (bucket_of(HIGHEST_NS) as usize + 2) << (SUB_BUCKET_BITS - 1);
 
+/// That of [`HIGHEST_NS`].
+const LAST_BIN: usize = bin_of(HIGHEST_NS);
+
 #[inline]
 const fn bucket_of(ns: u64) -> u32 {
     let mask = (1 << SUB_BUCKET_BITS) - 1;
@@ -95,12 +98,18 @@ impl LatencyRecorder {
     }
 
     /// Records `count` latencies of `ns` nanoseconds. One thread only.
-    #[inline]
+    #[inline(always)]
     pub(super) fn record(&self, ns: u64, count: u64) {
-        // `bin_of` of a clamped value is always inside; `get` costs one comparison and needs no `unsafe`.
-        if let Some(bin) = self.bins.get(bin_of(ns.min(HIGHEST_NS))) {
-            bin.add(count);
+        // One look tells those that have a bin of their own from those that are in the last, or beyond.
+        match bin_of(ns) {
+            bin if bin < LAST_BIN => self.bins[bin].add(count),
+            _ => self.record_long(ns, count),
         }
+    }
+
+    #[cold]
+    fn record_long(&self, ns: u64, count: u64) {
+        self.bins[LAST_BIN].add(count);
         if ns > HIGHEST_NS {
             self.saturated.add(count);
         }
