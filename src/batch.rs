@@ -17,20 +17,21 @@
 //! All arrays are made once, for the largest batch.
 
 use std::ffi::c_char;
-use std::num::NonZeroU64;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use moonring_rings::slots::{Ended, Held, Ticket};
 
 use crate::circuit::Outcome;
 use crate::clock::Clock;
-use crate::inflight::{Descriptor, EXACT, FORCE, NEVER, OpTable, is_late};
+use crate::inflight::{Descriptor, FORCE, OpTable, is_late};
 use crate::stats::LaneRecorder;
-use crate::store::{
-    CallResult, DeleteBatch, Keys, LookupBatch, RawResult, RetrieveBatch, Store, StoreBatch, UNSET,
-};
-use crate::waker::drop_quietly;
+use crate::store::{CallResult, Keys, RawResult, Store, UNSET};
 use crate::{OpError, OpKind};
+
+mod call;
+mod lone;
+
+use call::{call_store, error_of, guarded, settle_own, settle_retrieve};
+pub(crate) use lone::Lone;
 
 /// An op that this worker has claimed.
 #[derive(Clone, Copy)]
@@ -45,14 +46,43 @@ impl Op {
         held: Held::NONE,
     };
 
+    /// Claims what a ring gave, a ticket of `table`.
+    #[inline(always)]
+    fn claim(
+        table: &OpTable,
+        ticket: Ticket,
+        worker: usize,
+        now: impl FnOnce() -> u64,
+    ) -> Result<Self, Unclaimed> {
+        // SAFETY: tickets in a ring are of its table.
+        let deadline = unsafe { table.peek_deadline(ticket.index()) };
+        if is_late(deadline, now) {
+            // Of a later op than the ticket's, perhaps: then that one's ticket is no longer good for anything.
+            return Err(Unclaimed::Late);
+        }
+        let held = table.ops().hold(ticket).ok_or(Unclaimed::Ended)?;
+        let op = Self { ticket, held };
+        // SAFETY: just claimed.
+        unsafe { op.descriptor() }.set_worker(worker);
+        Ok(op)
+    }
+
     /// # Safety
-    /// The op must be one of the batch's, and not be finished.
+    /// The op must be claimed by this worker, and not be finished.
     #[inline(always)]
     unsafe fn descriptor<'a>(self) -> &'a Descriptor {
         // SAFETY: the caller vouches that it is claimed: nobody writes the descriptor. Its table is that of a pair in the worker's
-        // copy of the list, which is not renewed while the batch has ops, or the clients'.
+        // copy of the list, which is not renewed while the worker has ops, or the clients'.
         unsafe { &*self.held.descriptor() }
     }
+}
+
+/// Why what a ring gave was not claimed.
+pub(crate) enum Unclaimed {
+    /// Its time is up.
+    Late,
+    /// It has ended already.
+    Ended,
 }
 
 /// Ops of one source that lie side by side in the batch.
@@ -189,23 +219,17 @@ impl Batch {
         let mut free = free.iter_mut();
         for &word in words {
             let ticket = Ticket::from_word(word);
-            // SAFETY: tickets in a ring are of its table.
-            let deadline = unsafe { table.peek_deadline(ticket.index()) };
-            if is_late(deadline, || *now.get_or_insert_with(|| clock.raw())) {
-                // Of a later op than the ticket's, perhaps: then that one's ticket is no longer good for anything.
-                self.late.push(Abandoned { source, ticket });
-                continue;
-            }
-            let Some(held) = table.ops().hold(ticket) else {
-                continue;
+            let now = || *now.get_or_insert_with(|| clock.raw());
+            let op = match Op::claim(table, ticket, worker, now) {
+                Ok(op) => op,
+                Err(Unclaimed::Late) => {
+                    self.late.push(Abandoned { source, ticket });
+                    continue;
+                }
+                Err(Unclaimed::Ended) => continue,
             };
-            let op = Op { ticket, held };
             // SAFETY: just claimed.
-            let d = unsafe { op.descriptor() };
-            if deadline != NEVER {
-                d.set_worker(worker);
-            }
-            bytes += d.len();
+            bytes += unsafe { op.descriptor() }.len();
             if let Some(place) = free.next() {
                 *place = op;
             }
@@ -218,20 +242,31 @@ impl Batch {
         }
     }
 
+    /// Takes in an op that its worker claimed outside of a batch.
+    pub(crate) fn take_in(&mut self, Lone { source, op }: Lone) {
+        debug_assert!(self.is_empty());
+        if let Some(place) = self.ops.first_mut() {
+            *place = op;
+            self.len = 1;
+            let (start, end) = (0, 1);
+            self.runs.push(Run { source, start, end });
+        }
+    }
+
     /// By op.
     #[inline(always)]
-    fn results<const ONE: bool>(&self) -> &[RawResult] {
+    fn results(&self) -> &[RawResult] {
         let results = match self.direct {
             true => &self.call.results,
             false => &self.results,
         };
-        &results[..self.count::<ONE>()]
+        &results[..self.len]
     }
 
     /// How the calls went, by the results of all ops that are left.
     #[inline(always)]
-    pub(crate) fn outcome<const ONE: bool>(&self) -> Outcome {
-        Outcome::of(self.results::<ONE>().iter())
+    pub(crate) fn outcome(&self) -> Outcome {
+        Outcome::of(self.results().iter())
     }
 
     /// Ops whose time was up when they were taken from their ring.
@@ -242,13 +277,7 @@ impl Batch {
     /// Claims the ends of all ops: from here on none is abandoned. Those that were before leave the batch, for
     /// [`take_abandoned`](Self::take_abandoned). Counts how the others ended, and how long they waited and took until `now`.
     #[inline(always)]
-    pub(crate) fn end<const ONE: bool>(
-        &mut self,
-        kind: OpKind,
-        clock: &Clock,
-        stats: &LaneRecorder,
-        now: u64,
-    ) {
+    pub(crate) fn end(&mut self, kind: OpKind, clock: &Clock, stats: &LaneRecorder, now: u64) {
         let began = self.began.take();
         let times = |submitted: u64, n: u64| {
             if n > 0 {
@@ -258,12 +287,8 @@ impl Batch {
         // Ops published together share a time.
         let (mut time, mut n) = (0, 0);
         let (runs, ops) = (&self.runs, &mut self.ops);
-        for run in &runs[..if ONE { 1 } else { runs.len() }] {
-            let ops = match ONE {
-                true => &mut ops[..1],
-                false => &mut ops[run.start..run.end],
-            };
-            for op in ops {
+        for run in runs {
+            for op in &mut ops[run.start..run.end] {
                 // SAFETY: the op is claimed, see `admit`.
                 let submitted = unsafe { op.descriptor() }.submitted;
                 // SAFETY: the op was claimed by `admit`, and is ended only here.
@@ -286,24 +311,21 @@ impl Batch {
         }
         // Results come last: a reader who sees one finds the op's times.
         if self.len > 0 {
-            self.count_results::<ONE>(kind, stats);
+            self.count_results(kind, stats);
         }
     }
 
     #[inline(always)]
-    fn count_results<const ONE: bool>(&self, kind: OpKind, stats: &LaneRecorder) {
+    fn count_results(&self, kind: OpKind, stats: &LaneRecorder) {
         // Lookups say 0 or 1, stores 0, 1 or 2; what others say is a length or nothing.
         let most = match kind {
             OpKind::Lookup | OpKind::Store => 2,
             OpKind::Retrieve | OpKind::Delete => 0,
         };
-        if let (true, [result]) = (ONE, self.results::<ONE>()) {
-            return stats.result(result, 1);
-        }
         // Most ops end alike.
         let (mut counts, mut value, mut n) = ([0; 3], 0, 0);
         let mut failed = false;
-        for result in self.results::<ONE>() {
+        for result in self.results() {
             let Ok(this) = result else {
                 failed = true;
                 continue;
@@ -328,11 +350,7 @@ impl Batch {
 
     #[cold]
     fn count_failed(&self, stats: &LaneRecorder) {
-        for result in self
-            .results::<false>()
-            .iter()
-            .filter(|result| result.is_err())
-        {
+        for result in self.results().iter().filter(|result| result.is_err()) {
             stats.result(result, 1);
         }
     }
@@ -375,30 +393,25 @@ impl Batch {
 
     /// Executes the ops; afterwards each has its result. Returns when the last store call returned, in ticks.
     #[inline(always)]
-    pub(crate) fn execute<const ONE: bool>(
+    pub(crate) fn execute(
         &mut self,
         kind: OpKind,
         store: &dyn Store,
         clock: &Clock,
         stats: &LaneRecorder,
     ) -> u64 {
-        if ONE {
-            self.place_only(kind);
-        } else {
-            self.call.clear();
-            self.callers.clear();
-            let alone = self.place_alone(kind);
-            if alone < self.len {
-                self.direct = false;
-                return self.execute_folded(kind, store, clock, stats, alone);
-            }
+        self.call.clear();
+        self.callers.clear();
+        let alone = self.place_alone(kind);
+        if alone < self.len {
+            self.direct = false;
+            return self.execute_folded(kind, store, clock, stats, alone);
         }
         self.direct = true;
         let force = kind == OpKind::Delete && self.force_of(0);
-        let ops = self.count::<ONE>();
-        let ended = self.call(kind, store, clock, stats, ops, force);
+        let ended = self.call(kind, store, clock, stats, self.len, force);
         if matches!(kind, OpKind::Retrieve | OpKind::Store) {
-            self.settle_direct::<ONE>(kind, stats);
+            self.settle_direct(kind, stats);
         }
         ended
     }
@@ -438,36 +451,6 @@ impl Batch {
         }
         call.len = placed;
         placed
-    }
-
-    /// The same of an op that is the only one.
-    #[inline(always)]
-    fn place_only(&mut self, kind: OpKind) {
-        let call = &mut self.call;
-        call.len = 1;
-        self.callers.count = 1;
-        if let ([op, ..], [key, ..], [key_len, ..]) =
-            (&self.ops[..], &mut call.keys[..], &mut call.key_lens[..])
-        {
-            // SAFETY: the op is claimed, see `admit`.
-            let d = unsafe { op.descriptor() };
-            *key = d.key.cast();
-            *key_len = d.key_len as usize;
-            if let (OpKind::Retrieve | OpKind::Store, [buf, ..], [buf_len, ..]) =
-                (kind, &mut call.bufs[..], &mut call.buf_lens[..])
-            {
-                (*buf, *buf_len) = (d.buf, d.len());
-            }
-        }
-    }
-
-    /// How many ops there are; known beforehand where it is one.
-    #[inline(always)]
-    fn count<const ONE: bool>(&self) -> usize {
-        match ONE {
-            true => 1,
-            false => self.len,
-        }
     }
 
     /// The first `placed` ops have places of their own; of the others, some share them, or must wait for a further call.
@@ -562,12 +545,9 @@ impl Batch {
         self.began.get_or_insert(begin);
         let call_ns = clock.delta_as_nanos(begin, end);
         stats.call(keys as u64, ops as u64, self.callers.count, call_ns);
-        let error = match answer {
-            Ok(n) if n == keys => return end,
-            Ok(_) => OpError::WrongResultCount,
-            Err(error) => error,
-        };
-        self.call.results[..keys].fill(Err(error));
+        if let Some(error) = error_of(answer, keys) {
+            self.call.results[..keys].fill(Err(error));
+        }
         end
     }
 
@@ -613,24 +593,14 @@ impl Batch {
 
     /// The same where each op has its own place: the call's results become the ops'.
     #[inline(always)]
-    fn settle_direct<const ONE: bool>(&mut self, kind: OpKind, stats: &LaneRecorder) {
+    fn settle_direct(&mut self, kind: OpKind, stats: &LaneRecorder) {
         let mut moved = 0;
-        let count = self.count::<ONE>();
         let call = &mut self.call;
-        let results = call.results[..count].iter_mut().zip(&call.buf_lens);
+        let results = call.results[..self.len].iter_mut().zip(&call.buf_lens);
         for (op, (result, &buf_len)) in self.ops.iter().zip(results) {
-            let Ok(value) = *result else { continue };
-            if kind == OpKind::Store {
-                moved += buf_len as u64;
-                continue;
-            }
             // SAFETY: the op is claimed, see `admit`.
             let d = unsafe { op.descriptor() };
-            *result = settle_retrieve(d, value, (d.buf, buf_len), true);
-            if value <= buf_len as u64 {
-                // Also where it is not the length that the op wanted.
-                moved += value;
-            }
+            moved += settle_own(kind, d, buf_len, result);
         }
         if moved > 0 {
             stats.moved(moved);
@@ -649,17 +619,8 @@ impl Batch {
         run: Run,
     ) -> impl ExactSizeIterator<Item = (Ticket, &RawResult)> + '_ {
         let ops = self.ops[run.start..run.end].iter();
-        let results = self.results::<false>()[run.start..run.end].iter();
+        let results = self.results()[run.start..run.end].iter();
         ops.map(|op| op.ticket).zip(results)
-    }
-
-    /// The only op, with its source and its result; nothing where there are more, or none any more.
-    #[inline(always)]
-    pub(crate) fn only(&self) -> Option<(usize, Ticket, &RawResult)> {
-        let ([run, ..], [op, ..], 1) = (&self.runs[..], &self.ops[..], self.len) else {
-            return None;
-        };
-        Some((run.source, op.ticket, self.results::<true>().first()?))
     }
 
     /// Forgets everything, after all ops were finished.
@@ -730,7 +691,7 @@ impl Call {
         place
     }
 
-    /// The store call. A panic of the store is an answer like others.
+    /// The store call.
     #[inline(always)]
     fn run(&mut self, kind: OpKind, store: &dyn Store, force: bool) -> CallResult {
         let n = self.len;
@@ -740,34 +701,12 @@ impl Call {
         let keys =
             unsafe { Keys::new(&self.keys[..n], &self.key_lens[..n], &mut self.results[..n]) };
         let (bufs, lens) = (&self.bufs[..n], &self.buf_lens[..n]);
-        #[cfg(feature = "spans")]
-        let span = crate::spans::store_call(kind, n, lens);
-        let call = AssertUnwindSafe(|| match kind {
-            OpKind::Lookup => store.batch_exists(&mut LookupBatch { keys }),
-            OpKind::Retrieve => {
-                // SAFETY: each buffer belongs to an op that was accepted and not released: its submitter vouched that
-                // nobody else touches it. No buffer stands twice, for no op does.
-                store.batch_get_into(&mut unsafe { RetrieveBatch::new(keys, bufs, lens) })
-            }
-            OpKind::Store => {
-                // SAFETY: as above; nobody writes it.
-                store.batch_put_from(&mut unsafe { StoreBatch::new(keys, as_const(bufs), lens) })
-            }
-            OpKind::Delete => store.batch_remove(&mut DeleteBatch::new(keys, force)),
-        });
-        let result = catch_unwind(call).unwrap_or_else(|payload| {
-            drop_quietly(payload);
-            Err(OpError::StorePanicked)
-        });
-        #[cfg(feature = "spans")]
-        crate::spans::returned(span, &result);
-        result
+        guarded(kind, lens, move || {
+            // SAFETY: each buffer belongs to an op that was accepted and not released: its submitter vouched that nobody else touches
+            // it. No buffer stands twice, for no op does.
+            unsafe { call_store(kind, store, keys, bufs, lens, force) }
+        })
     }
-}
-
-fn as_const(bufs: &[*mut u8]) -> &[*const u8] {
-    // SAFETY: `*mut u8` and `*const u8` have one layout.
-    unsafe { std::slice::from_raw_parts(bufs.as_ptr().cast(), bufs.len()) }
 }
 
 #[inline]
@@ -778,28 +717,6 @@ fn is_equal(a: &Descriptor, b: &Descriptor) -> bool {
 fn key_of(d: &Descriptor) -> &[u8] {
     // SAFETY: `OpTable::queue` wrote the key there; the op is claimed, so it stays.
     unsafe { std::slice::from_raw_parts(d.key, d.key_len as usize) }
-}
-
-/// A retrieve whose key was read: `len` bytes into `from`, the leader's buffer and its length.
-fn settle_retrieve(d: &Descriptor, len: u64, from: (*mut u8, usize), leads: bool) -> RawResult {
-    let (buf, buf_len) = from;
-    let object_len = NonZeroU64::new(len);
-    if len > buf_len as u64 {
-        return Err(OpError::BadResult);
-    }
-    if len > d.len() as u64 {
-        return Err(OpError::ShortBuffer { object_len });
-    }
-    if d.flags() & EXACT != 0 && len != d.len() as u64 {
-        return Err(OpError::LengthMismatch { object_len });
-    }
-    if !leads {
-        // SAFETY: the store wrote `len` bytes at `buf` (the leader's buffer is not released yet), and the op's own buffer has
-        // at least as many and is claimed. `copy`, not `copy_nonoverlapping`: a submitter that broke its promise
-        // and gave one buffer twice shall not make it worse.
-        unsafe { std::ptr::copy(buf, d.buf, len as usize) };
-    }
-    Ok(len)
 }
 
 /// Which hashes are in a call: open addressing, emptied by a new stamp.

@@ -168,6 +168,19 @@ impl Circuit {
         self.permit_open(spare, now())
     }
 
+    /// Whether a worker that makes calls may [call](Self::usual) with as many keys as ever, and more than one.
+    #[inline(always)]
+    pub(crate) fn is_usual(&self) -> bool {
+        let most = self.rules.max_batch;
+        !self.is_open() && most > 1 && self.bound.load(Ordering::Relaxed) == most
+    }
+
+    /// What may be done then.
+    #[inline(always)]
+    pub(crate) fn usual(&self) -> Permit {
+        Permit::Call(self.rules.max_batch)
+    }
+
     #[cold]
     fn permit_open(&self, spare: bool, now: u64) -> Permit {
         let due = now >= self.probe_at.load(Ordering::Relaxed);
@@ -188,7 +201,7 @@ impl Circuit {
     }
 
     /// A call has returned. `overdue`: the time of one of its ops was up before.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn after_call(
         &self,
         outcome: Outcome,

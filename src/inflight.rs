@@ -56,7 +56,7 @@ pub(crate) struct Descriptor {
     deadline: AtomicU64,
     /// Who submitted it, for `callers_per_call`.
     pub(crate) caller: u16,
-    /// The worker that has it, by its number in its group; only of an op with a deadline. Atomic because the timer reads it.
+    /// The worker that has it, by its number in its group. Atomic because the timer reads it.
     worker: AtomicU8,
     /// Flags and kind. Atomic because the entry of an op that was abandoned may be in use again when its kind is asked for.
     flags: AtomicU8,

@@ -70,6 +70,8 @@ pub(crate) struct Lane {
     /// Workers that are in a call of this lane. Bounded by `max_holders`, and by what was learned.
     holders: CachePadded<AtomicU32>,
     max_holders: u32,
+    /// Whether they need to be counted.
+    has_bound: bool,
     pub(crate) pace: Pace,
     pub(crate) lingering: Lingering,
     pub(crate) circuit: CachePadded<Circuit>,
@@ -95,6 +97,7 @@ impl Lane {
             background_waited: CachePadded::new(AtomicU32::new(0)),
             holders: CachePadded::new(AtomicU32::new(0)),
             max_holders,
+            has_bound: max_holders != u32::MAX || pace.learns(),
             pace,
             lingering: Lingering::new(max_pairs + 1),
             circuit: CachePadded::new(Circuit::new(rules)),
@@ -117,6 +120,16 @@ impl Lane {
     #[inline]
     pub(crate) fn is_ready(&self) -> bool {
         self.queues.iter().any(Queue::is_ready)
+    }
+
+    /// The bit of the source of foreground's that alone is ready, where background has none and one word shows all sources.
+    #[inline(always)]
+    pub(crate) fn lone_bit(&self) -> Option<u64> {
+        let [foreground, background] = &self.queues;
+        let bits = foreground.ready_word(0);
+        let one = bits.is_power_of_two() && background.ready_word(0) == 0;
+        // The queues' sources are opened together.
+        (one && foreground.words() == 1).then_some(bits)
     }
 
     /// Whether background goes first in a take at which it waits: once in [`BACKGROUND_EVERY`].
@@ -169,18 +182,16 @@ impl Lane {
         self.holders.load(Ordering::Relaxed)
     }
 
-    /// Whether holders need to be counted.
-    #[inline]
-    fn has_bound(&self) -> bool {
-        self.max_holders != u32::MAX || self.pace.learns()
-    }
-
     /// The right to hold a call of this lane, within its bound.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn try_hold(&self) -> bool {
-        if !self.has_bound() {
+        if !self.has_bound {
             return true;
         }
+        self.try_count_holder()
+    }
+
+    fn try_count_holder(&self) -> bool {
         // Relaxed: a count and nothing else; what the holder does is ordered by rings and tickets. Never over the bound, not even
         // for a moment: who saw it so would wake nobody, and might have been the only one to do so.
         let bound = self.bound();
@@ -195,10 +206,16 @@ impl Lane {
         held.is_ok()
     }
 
+    /// The same, until it is dropped.
+    #[inline(always)]
+    pub(crate) fn hold(&self) -> Option<Hold<'_>> {
+        self.try_hold().then(|| Hold(self))
+    }
+
     /// The call is over. The worker looks for work itself next.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn release(&self) {
-        if self.has_bound() {
+        if self.has_bound {
             self.holders.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -214,6 +231,16 @@ impl Lane {
     #[inline]
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Relaxed)
+    }
+}
+
+/// A call of a lane.
+pub(crate) struct Hold<'a>(&'a Lane);
+
+impl Drop for Hold<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.0.release();
     }
 }
 
@@ -258,24 +285,29 @@ impl Queue {
     }
 
     /// Clears the bit before looking into the ring. Returns whether it was set.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn clear_ready(&self, source: usize) -> bool {
-        let bit = 1 << (source % 64);
-        let before = self.ready[source / 64].fetch_and(!bit, Ordering::Acquire);
+        self.clear_bit(source / 64, 1 << (source % 64))
+    }
+
+    /// The same of a bit of a word.
+    #[inline(always)]
+    pub(crate) fn clear_bit(&self, word: usize, bit: u64) -> bool {
+        let before = self.ready[word].fetch_and(!bit, Ordering::Acquire);
         // Pairs with `publish_fence` before `mark_ready`'s look at the bit.
         fence(Ordering::SeqCst);
         before & bit != 0
     }
 
     /// A word of ready bits: sources `64 * word` and on.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn ready_word(&self, word: usize) -> u64 {
         // Acquire pairs with the Release in `mark_ready`.
         self.ready[word].load(Ordering::Acquire)
     }
 
     /// How many words of ready bits are in use.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn words(&self) -> usize {
         self.words.load(Ordering::Relaxed)
     }
@@ -406,7 +438,7 @@ impl Group {
     }
 
     /// Whether whoever leaves work behind should wake a worker: one sleeps, none spins, and none is about to look by itself.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn needs_wake(&self) -> bool {
         self.crew.needs_wake()
     }
@@ -501,12 +533,12 @@ impl Group {
     }
 
     /// A worker is about to be busy with what may take long. Look for work that is left after this, see [`Crew::enter`].
-    #[inline]
+    #[inline(always)]
     pub(crate) fn enter(&self) {
         self.crew.enter();
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn leave(&self) {
         self.crew.leave();
     }

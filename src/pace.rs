@@ -170,6 +170,12 @@ impl Pace {
         }
     }
 
+    /// Whether calls at once are bounded by what was learned, as is what each takes.
+    #[inline]
+    pub(crate) fn is_paced(&self) -> bool {
+        self.paced.load(Relaxed)
+    }
+
     /// Whether what is queued is shared out over several calls.
     #[inline]
     pub(crate) fn splits(&self) -> bool {
@@ -209,7 +215,7 @@ impl Pace {
     }
 
     /// Whether the number of calls at once may be bounded.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn learns(&self) -> bool {
         self.most > 1
     }
@@ -233,7 +239,7 @@ impl Pace {
     }
 
     /// A call is about to begin. Before it is counted: a stall that is seen in between makes it no stuck one.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn begin(&self) -> Begun {
         Begun {
             window: self.window.load(Relaxed),
@@ -243,24 +249,33 @@ impl Pace {
     }
 
     /// A call has ended, and its worker looks for work after this, with a fence between: the limit may be higher.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn end(&self, call: Ended, now: u64) {
         if call.begun.counted > 0 {
             let in_calls = &self.split.in_calls;
             in_calls.fetch_sub(call.begun.counted, Relaxed);
         }
-        let paced = self.paced.load(Relaxed);
         let is_small = !call.left && call.ops < CALM as usize;
-        // One that was stuck is taken off the stuck ones, however small.
-        let was_stuck = call.begun.stalls != self.stalls.load(Relaxed);
-        let is_calm = !paced && self.calls.mean_ops.load(Relaxed) == 0;
-        if self.most == 0 || (is_small && !was_stuck && is_calm) {
-            return;
+        if !(is_small && self.passes_over(call.begun)) {
+            self.count_end(call, now);
         }
-        self.count_end(call, paced, now);
     }
 
-    fn count_end(&self, call: Ended, paced: bool, now: u64) {
+    /// Whether a small call that ends now needs not to be told of.
+    #[inline(always)]
+    pub(crate) fn passes_over(&self, begun: Begun) -> bool {
+        // One that was stuck is taken off the stuck ones, however small.
+        let was_stuck = begun.stalls != self.stalls.load(Relaxed);
+        let is_calm = !self.is_paced() && self.calls.mean_ops.load(Relaxed) == 0;
+        is_calm && !was_stuck
+    }
+
+    #[inline(never)]
+    fn count_end(&self, call: Ended, now: u64) {
+        if self.most == 0 {
+            return;
+        }
+        let paced = self.is_paced();
         if call.begun.stalls != self.stalls.load(Relaxed) {
             let less = |stuck: u32| stuck.checked_sub(1);
             let _ = self.stuck.fetch_update(Relaxed, Relaxed, less);

@@ -113,17 +113,22 @@ pub(crate) struct Snapshot {
 
 impl Snapshot {
     /// Renews the copy if the list has changed. Only between batches.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn refresh(&mut self, pairs: &Pairs) {
         if self.is_stale(pairs) {
-            let list = pairs.lock();
-            self.pairs.clone_from(&list.pairs);
-            // Under the lock nobody changes it.
-            self.version = pairs.version.load(Ordering::Relaxed);
+            self.renew(pairs);
         }
     }
 
-    #[inline]
+    #[cold]
+    fn renew(&mut self, pairs: &Pairs) {
+        let list = pairs.lock();
+        self.pairs.clone_from(&list.pairs);
+        // Under the lock nobody changes it.
+        self.version = pairs.version.load(Ordering::Relaxed);
+    }
+
+    #[inline(always)]
     pub(crate) fn is_stale(&self, pairs: &Pairs) -> bool {
         pairs.version.load(Ordering::Acquire) != self.version
     }
@@ -134,7 +139,7 @@ impl Snapshot {
     }
 
     /// The pair of a source; `None` for the clients, and where there is none in this copy.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn taken(&self, source: usize) -> Option<&PairShared> {
         self.pairs.get(source.checked_sub(1)?)?.as_deref()
     }

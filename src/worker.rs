@@ -24,8 +24,11 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
+mod lone;
+
 use moonring_rings::park::publish_fence;
 use moonring_rings::slots::{Ticket, Why};
+use moonring_rings::spsc::{Consumer, Taker};
 
 use crate::batch::{Batch, Bounds};
 use crate::circuit::Permit;
@@ -130,9 +133,9 @@ impl Drop for Worker {
         }
         if !self.batch.is_empty() && !self.completing {
             self.batch.fail_all(OpError::StorePanicked);
-            self.end::<false>(&engine, self.batch_op, engine.clock.raw());
+            self.end(&engine, self.batch_op, engine.clock.raw());
             self.release(&engine);
-            self.complete::<false>(&engine);
+            self.complete(&engine);
         }
     }
 }
@@ -216,22 +219,53 @@ impl Worker {
     }
 
     /// One look, and one batch if there is something. Returns whether there was.
-    #[inline]
+    #[inline(always)]
     fn round(&mut self, engine: &Shared, group: &Group) -> bool {
         if group.lingers() {
             self.ripen(engine, group);
         }
         self.pairs.refresh(&engine.pairs);
-        match self.take(engine, group) {
-            None => false,
-            Some(op) => {
-                match self.batch.len() {
-                    1 => self.execute::<true>(engine, group, op),
-                    _ => self.execute::<false>(engine, group, op),
-                }
-                true
+        match group.ops[..] {
+            [op] => self.serve(&engine.lanes[op.index()], engine, group),
+            _ => self.serve_next(engine, group),
+        }
+    }
+
+    /// Serves the next lane that has work. Returns whether one had.
+    #[inline(never)]
+    fn serve_next(&mut self, engine: &Shared, group: &Group) -> bool {
+        let turn = TURNS[self.turn % TURNS.len()];
+        for op in std::iter::once(turn).chain(OpKind::ALL) {
+            let lane = &engine.lanes[op.index()];
+            if group.ops.contains(&op) && self.serve(lane, engine, group) {
+                self.turn += 1;
+                return true;
             }
         }
+        false
+    }
+
+    /// Takes from one lane what there is, within bounds, and executes it. Returns whether there was something.
+    #[inline(always)]
+    fn serve(&mut self, lane: &Lane, engine: &Shared, group: &Group) -> bool {
+        let lone = match lane.lone_bit() {
+            Some(bit) => self.round_of_one(bit, lane, engine, group),
+            None => None,
+        };
+        match lone {
+            Some(did) => did,
+            None => self.round_of_all(lane, engine, group),
+        }
+    }
+
+    /// A round as of one lane, whatever is to be done.
+    #[inline(never)]
+    fn round_of_all(&mut self, lane: &Lane, engine: &Shared, group: &Group) -> bool {
+        let found = self.take_lane(lane, engine, group);
+        if found {
+            self.execute(engine, group, lane);
+        }
+        found
     }
 
     /// Makes ready what lingers and should go now: see [`crate::linger`].
@@ -252,36 +286,20 @@ impl Worker {
         }
     }
 
-    /// Fills the batch from the next lane that has work.
-    #[inline]
-    fn take(&mut self, engine: &Shared, group: &Group) -> Option<OpKind> {
-        if let [op] = group.ops[..] {
-            return self.take_lane(&engine.lanes[op.index()], engine, group);
-        }
-        let turn = TURNS[self.turn % TURNS.len()];
-        for op in std::iter::once(turn).chain(OpKind::ALL) {
-            let lane = &engine.lanes[op.index()];
-            if group.ops.contains(&op) && self.take_lane(lane, engine, group).is_some() {
-                self.turn += 1;
-                return Some(op);
-            }
-        }
-        None
-    }
-
-    /// Fills the batch from one lane, and holds the lane if there was something.
-    fn take_lane(&mut self, lane: &Lane, engine: &Shared, group: &Group) -> Option<OpKind> {
+    /// Fills the batch from one lane, and holds the lane if there was something. Returns whether there was.
+    #[inline(never)]
+    fn take_lane(&mut self, lane: &Lane, engine: &Shared, group: &Group) -> bool {
         let foreground = lane.queue(Class::Foreground);
         let waits = lane.queue(Class::Background).is_ready();
         if !(waits || foreground.is_ready()) {
-            return None;
+            return false;
         }
         let config = &engine.config;
         self.permit = lane.circuit.permit(self.spare, || engine.clock.raw());
         self.begun = lane.pace.begin();
         if self.permit != Permit::Answer && !lane.try_hold() {
             if self.permit != Permit::Probe {
-                return None;
+                return false;
             }
             lane.circuit.give_back_probe();
             self.permit = Permit::Answer;
@@ -323,14 +341,14 @@ impl Worker {
             if self.permit == Permit::Probe {
                 lane.circuit.give_back_probe();
             }
-            return None;
+            return false;
         }
         if splits {
             lane.pace.took(&mut self.begun, self.batch.len());
             bounds.ops = most; // Less is no want of room.
         }
         self.left = !shares && self.batch.is_full(bounds) && lane.is_ready();
-        Some(lane.op)
+        true
     }
 
     /// How many ops this worker takes, so that the others which may call find their part: see [`crate::pace`].
@@ -353,7 +371,7 @@ impl Worker {
     }
 
     /// Holds the lane no more.
-    #[inline]
+    #[inline(always)]
     fn let_go(&mut self, lane: &Lane) {
         if std::mem::take(&mut self.holds) {
             lane.release();
@@ -470,22 +488,11 @@ impl Worker {
             }
             return true;
         };
+        let place = (source / 64, 1 << (source % 64));
         let ring = pair.ring(op, class);
-        let Some(mut taker) = ring.try_lock() else {
-            // Another worker is copying tickets out; it sets the bit again if it leaves some.
-            std::hint::spin_loop();
+        let Some(mut taker) = self.open_ring(ring, queue, source, place, engine) else {
             return true;
         };
-        #[cfg(test)]
-        tests::run_hook();
-        queue.clear_ready(source);
-        if self.pairs.is_stale(&engine.pairs) {
-            // Looked at after the bit was cleared: it may be that of a pair which has taken this one's place, and which
-            // need not set it again.
-            drop(taker);
-            queue.mark_ready(source);
-            return true;
-        }
         let n = match has_bytes {
             false => max,
             true => (0..max)
@@ -514,10 +521,38 @@ impl Worker {
         !left || !self.words.is_empty()
     }
 
-    /// Executes the batch and completes its ops; `ONE`: it is one, and what follows is made for that.
+    /// Becomes the consumer of a pair's ring and clears its bit; the bit is set (again) where that comes to nothing.
+    #[inline(always)]
+    fn open_ring<'r>(
+        &self,
+        ring: &'r Consumer<u64>,
+        queue: &Queue,
+        source: usize,
+        (word, bit): (usize, u64),
+        engine: &Shared,
+    ) -> Option<Taker<'r, u64>> {
+        let Some(taker) = ring.try_lock() else {
+            // Another worker is copying tickets out; it sets the bit again if it leaves some.
+            std::hint::spin_loop();
+            return None;
+        };
+        #[cfg(test)]
+        tests::run_hook();
+        queue.clear_bit(word, bit);
+        if self.pairs.is_stale(&engine.pairs) {
+            // Looked at after the bit was cleared: it may be that of a pair which has taken this one's place, and which
+            // need not set it again.
+            drop(taker);
+            queue.mark_ready(source);
+            return None;
+        }
+        Some(taker)
+    }
+
+    /// Executes the batch and completes its ops.
     #[inline(never)]
-    fn execute<const ONE: bool>(&mut self, engine: &Shared, group: &Group, op: OpKind) {
-        let lane = &engine.lanes[op.index()];
+    fn execute(&mut self, engine: &Shared, group: &Group, lane: &Lane) {
+        let op = lane.op;
         let mut called = false;
         let now = if engine.closing() == Closing::Cancel {
             self.batch.fail_all(OpError::ShutDown);
@@ -527,10 +562,10 @@ impl Worker {
             engine.clock.raw()
         } else {
             called = true;
-            self.go_busy(engine, group);
-            let now =
-                self.batch
-                    .execute::<ONE>(op, &*engine.store, &engine.clock, self.stats.lane(op));
+            go_busy(engine, group);
+            let now = self
+                .batch
+                .execute(op, &*engine.store, &engine.clock, self.stats.lane(op));
             group.leave();
             now
         };
@@ -542,7 +577,7 @@ impl Worker {
         }
         #[cfg(test)]
         tests::die_if_told(engine);
-        let outcome = self.batch.outcome::<ONE>();
+        let outcome = self.batch.outcome();
         let ended = Ended {
             begun: self.begun,
             since: self.batch.began().unwrap_or(now),
@@ -550,7 +585,7 @@ impl Worker {
             bytes: self.batch.bytes(),
             left: self.left,
         };
-        self.end::<ONE>(engine, op, now);
+        self.end(engine, op, now);
         let overdue = self.batch.has_abandoned() && self.release(engine);
         if called {
             lane.circuit
@@ -565,7 +600,7 @@ impl Worker {
             0 => 0,
             _ => self.queued(lane),
         };
-        self.complete::<ONE>(engine);
+        self.complete(engine);
         if gather_time > 0 {
             self.aside(engine, group, |this| {
                 this.gather(engine, group, lane, gather_time, queued);
@@ -580,23 +615,10 @@ impl Worker {
         }
     }
 
-    /// What this worker leaves behind must not wait until it is back.
-    #[inline]
-    fn go_busy(&self, engine: &Shared, group: &Group) {
-        group.enter();
-        if group.needs_wake()
-            && (engine.has_work(group)
-                || engine.needs_watcher(group)
-                || engine.needs_lingerer(group))
-        {
-            group.wake_one();
-        }
-    }
-
     /// Does what is no store call, and may take its time.
     fn aside(&mut self, engine: &Shared, group: &Group, work: impl FnOnce(&mut Self)) {
         group.is_aside();
-        self.go_busy(engine, group);
+        go_busy(engine, group);
         work(self);
         group.leave();
         group.is_back();
@@ -617,25 +639,15 @@ impl Worker {
 
     /// Claims the ends of the batch's ops, and counts them.
     #[inline(always)]
-    fn end<const ONE: bool>(&mut self, engine: &Shared, op: OpKind, now: u64) {
+    fn end(&mut self, engine: &Shared, op: OpKind, now: u64) {
         let stats = self.stats.lane(op);
-        self.batch.end::<ONE>(op, &engine.clock, stats, now);
+        self.batch.end(op, &engine.clock, stats, now);
         self.completing = true;
     }
 
     #[inline(always)]
-    fn complete<const ONE: bool>(&mut self, engine: &Shared) {
-        if ONE
-            && let Some((source, ticket, result)) = self.batch.only()
-            && let Some(pair) = self.pairs.taken(source)
-        {
-            // SAFETY: the batch claimed the ticket from this source's table and finishes it once.
-            unsafe { pair.complete_one(ticket, result) };
-            publish_fence();
-            pair.notify(engine, &mut self.wakers);
-        } else {
-            self.complete_all(engine);
-        }
+    fn complete(&mut self, engine: &Shared) {
+        self.complete_all(engine);
         if !self.wakers.is_empty() {
             self.wake(engine);
         }
@@ -771,38 +783,63 @@ impl Worker {
     }
 }
 
+/// What this worker leaves behind must not wait until it is back.
+#[inline(always)]
+fn go_busy(engine: &Shared, group: &Group) {
+    group.enter();
+    if group.needs_wake() {
+        wake_for_rest(engine, group);
+    }
+}
+
+/// Wakes a sleeper, if there is something for it.
+#[inline(never)]
+fn wake_for_rest(engine: &Shared, group: &Group) {
+    if engine.has_work(group) || engine.needs_watcher(group) || engine.needs_lingerer(group) {
+        group.wake_one();
+    }
+}
+
 /// A worker that is driven by hand: see [`EngineBuilder::start_by_hand`](crate::EngineBuilder::start_by_hand).
-pub struct Driver(Worker, Sweeper);
+pub struct Driver {
+    worker: Worker,
+    sweeper: Sweeper,
+    /// The worker's: apart from it, so that a round needs no reference of its own.
+    engine: Arc<Shared>,
+}
 
 impl Driver {
     pub(crate) fn new(mut worker: Worker) -> Self {
         worker.by_hand = true;
-        Self(worker, Sweeper::new())
+        Self {
+            engine: Arc::clone(&worker.engine),
+            worker,
+            sweeper: Sweeper::new(),
+        }
     }
 
     /// Ends the ops whose time is up, as the timer does that such an engine has not.
     pub fn expire(&mut self) {
-        let engine = Arc::clone(&self.0.engine);
-        let _inside = Inside::enter(&engine);
-        self.1.look(&engine);
+        let _inside = Inside::enter(&self.engine);
+        self.sweeper.look(&self.engine);
     }
 
     /// Does one round of a worker on this thread: takes one batch, if there is work, executes and completes it.
     /// Returns whether there was; never in a forked child.
     pub fn poll_once(&mut self) -> bool {
-        let engine = Arc::clone(&self.0.engine);
+        let engine = &*self.engine;
         if engine.is_forked() {
             return false;
         }
-        let _inside = Inside::enter(&engine);
-        self.0.round(&engine, &engine.groups[self.0.group])
+        let _inside = Inside::enter(engine);
+        self.worker.round(engine, &engine.groups[self.worker.group])
     }
 }
 
 impl std::fmt::Debug for Driver {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Driver")
-            .field("ops", &self.0.engine.groups[self.0.group].ops)
+            .field("ops", &self.engine.groups[self.worker.group].ops)
             .finish()
     }
 }

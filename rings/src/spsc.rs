@@ -389,7 +389,7 @@ impl<T> Consumer<T> {
     }
 
     /// Takes the consumer token, or `None` where another thread has it. Never waits.
-    #[inline]
+    #[inline(always)]
     pub fn try_lock(&self) -> Option<Taker<'_, T>> {
         let token = &self.shared.turn.token;
         // Looking first spares the holder's line where the token is taken. Acquire pairs with the Release store in
@@ -423,6 +423,7 @@ impl<T> Consumer<T> {
     }
 
     /// How many values are published and not taken. A hint.
+    #[inline(always)]
     pub fn ready(&self) -> usize {
         // Head first: it never passes a tail that is read later.
         let head = self.shared.head.load(Ordering::Acquire);
@@ -465,7 +466,7 @@ pub struct Taker<'a, T> {
 
 impl<T> Taker<'_, T> {
     /// How many values can be taken, with a fresh look at the producer.
-    #[inline]
+    #[inline(always)]
     pub fn available(&mut self) -> usize {
         // Acquire pairs with the Release store in `Producer::publish`: the values are there.
         let order = ordering!(Acquire, "spsc-available" => Relaxed);
@@ -488,7 +489,7 @@ impl<T> Taker<'_, T> {
     }
 
     /// Takes the next value and gives its place back at once.
-    #[inline]
+    #[inline(always)]
     pub fn pop(&mut self) -> Option<T> {
         let at = self.head;
         if self.tail == at && self.available() == 0 {

@@ -34,7 +34,7 @@ impl WorkerRecorder {
     }
 
     /// The recorder of this op kind.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn lane(&self, op: OpKind) -> &LaneRecorder {
         &self.lanes[op.index()]
     }
@@ -44,6 +44,8 @@ impl WorkerRecorder {
 #[derive(Debug)]
 pub(crate) struct LaneRecorder {
     op: OpKind,
+    /// Calls of one op, which are not among those that follow.
+    calls_of_one: Count,
     calls: Count,
     keys: Count,
     ops: Count,
@@ -62,6 +64,7 @@ impl LaneRecorder {
     fn new(op: OpKind) -> Self {
         Self {
             op,
+            calls_of_one: Count::new(),
             calls: Count::new(),
             keys: Count::new(),
             ops: Count::new(),
@@ -79,7 +82,7 @@ impl LaneRecorder {
 
     /// A store call ended: its keys, the ops behind them, how many different callers these came from, and how long
     /// the store took.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn call(&self, keys: u64, ops: u64, callers: u64, call_ns: u64) {
         self.calls.add(1);
         self.keys.add(keys);
@@ -88,14 +91,21 @@ impl LaneRecorder {
         self.call.record(call_ns, 1);
     }
 
+    /// The same of a call of one op.
+    #[inline(always)]
+    pub(crate) fn call_of_one(&self, call_ns: u64) {
+        self.calls_of_one.add(1);
+        self.call.record(call_ns, 1);
+    }
+
     /// `count` ops waited `ns` from their submit until a call took them.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn op_waits(&self, ns: u64, count: u64) {
         self.queue.record(ns, count);
     }
 
     /// `count` ops took `ns` from their submit to their completion.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn op_totals(&self, ns: u64, count: u64) {
         self.total.record(ns, count);
     }
@@ -114,7 +124,7 @@ impl LaneRecorder {
     }
 
     /// `count` ops end with `result`: the last thing that is counted of them, before their completion is published.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn result(&self, result: &RawResult, count: u64) {
         if let Err(OpError::Store(number)) = result {
             self.last_store_code.store(*number, Ordering::Relaxed);
@@ -139,10 +149,11 @@ impl LaneRecorder {
     /// Adds all other counts to `stats`, after the results: the other way round, an op could be seen as completed before
     /// it is seen in `ops`.
     fn add_rest_to(&self, stats: &mut LaneStats) {
-        stats.calls += self.calls.get();
-        stats.keys += self.keys.get();
-        stats.ops += self.ops.get();
-        stats.callers += self.callers.get();
+        let of_one = self.calls_of_one.get();
+        stats.calls += self.calls.get() + of_one;
+        stats.keys += self.keys.get() + of_one;
+        stats.ops += self.ops.get() + of_one;
+        stats.callers += self.callers.get() + of_one;
         stats.folded_ops += self.folded_ops.get();
         stats.folded_bytes += self.folded_bytes.get();
         stats.bytes += self.bytes.get();
