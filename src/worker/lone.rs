@@ -83,10 +83,6 @@ impl Worker {
                 return Some(false);
             }
         };
-        // SAFETY: just claimed.
-        let bytes = unsafe { lone.bytes() };
-        let is_full = bytes >= engine.config.max_batch_bytes;
-        let left = is_full && leaves(lane, group);
         let owned = Owned {
             batch: &mut self.batch,
             batch_op: &mut self.batch_op,
@@ -107,14 +103,14 @@ impl Worker {
         super::tests::die_if_told(engine);
         // From here on it is ended.
         std::mem::forget(owned);
-        // SAFETY: once, and told below.
-        let is_ours = unsafe { lone.end(times, &result, &engine.clock, stats) };
         let call = Call {
             begun,
             times,
-            bytes,
-            left,
+            // SAFETY: it is ended only below.
+            bytes: unsafe { lone.bytes() },
         };
+        // SAFETY: once, and told below.
+        let is_ours = unsafe { lone.end(times, &result, &engine.clock, stats) };
         if is_ours {
             call.learn(lane, &result, false);
             // SAFETY: claimed from this table, ended, and told only here.
@@ -163,6 +159,8 @@ impl Worker {
                 (taker.pop(), there > 1)
             }
             None => {
+                #[cfg(test)]
+                super::tests::run_hook();
                 queue.clear_bit(0, bit);
                 (queue.clients.pop(), queue.clients.has_ready())
             }
@@ -204,7 +202,6 @@ struct Call {
     begun: Begun,
     times: (u64, u64),
     bytes: usize,
-    left: bool,
 }
 
 impl Call {
@@ -216,22 +213,15 @@ impl Call {
         lane.circuit
             .after_call(outcome, lane.circuit.usual(), overdue, || now);
         // Or nothing is learned of it.
-        if self.left || !lane.pace.passes_over(self.begun) {
+        if !lane.pace.passes_over(self.begun) {
             let ended = Ended {
                 begun: self.begun,
                 since,
                 ops: 1,
                 bytes: self.bytes,
-                left: self.left,
+                left: false, // What has come since is no want of room.
             };
             lane.pace.end(ended, now);
         }
     }
-}
-
-/// Whether ops are there for which a call that is full had no room, and no other worker takes them.
-#[cold]
-fn leaves(lane: &Lane, group: &Group) -> bool {
-    let shares = group.has_idle() && lane.can_be_held();
-    !shares && lane.is_ready()
 }

@@ -21,7 +21,7 @@ thread_local! {
     static HOOK: Cell<Option<Box<dyn FnOnce()>>> = const { Cell::new(None) };
 }
 
-/// What a test wants to happen just before a worker clears a pair's ready bit.
+/// What a test wants to happen just before a worker clears the ready bit of a pair, or that of the clients for one op.
 pub(super) fn run_hook() {
     if let Some(hook) = HOOK.take() {
         hook();
@@ -55,6 +55,75 @@ fn a_new_pairs_op_is_not_lost_with_the_ready_bit_of_the_pair_before_it() {
     let mut new = new.lock().unwrap().take().unwrap();
     drivers[0].poll_once();
     assert!(new.poll().is_some());
+}
+
+/// The worker has seen one op alone; in the moment before it clears the bit another comes, which sees the bit still set.
+#[test]
+fn what_comes_while_an_op_is_taken_alone_is_the_next_rounds() {
+    let config = EngineConfig::default().dedicated(OpKind::Lookup, 1);
+    let engine = Engine::builder(Arc::new(NullStore)).config(config);
+    let (engine, mut drivers) = engine.start_by_hand().unwrap();
+    let driver = &mut drivers[1];
+
+    let pair = Arc::new(Mutex::new(engine.pair(2).unwrap()));
+    let submit = |pair: &Mutex<crate::Pair>| {
+        let mut pair = pair.lock().unwrap();
+        pair.submit(Submission::lookup("key")).unwrap();
+    };
+    submit(&pair);
+    let other = Arc::clone(&pair);
+    HOOK.set(Some(Box::new(move || submit(&other))));
+    for _ in 0..2 {
+        assert!(driver.poll_once());
+        assert!(pair.lock().unwrap().poll().is_some());
+    }
+    assert!(!driver.poll_once());
+
+    let client = engine.client();
+    let first = client.lookup("key");
+    let second = Arc::new(Mutex::new(None));
+    HOOK.set(Some(Box::new({
+        let (client, second) = (engine.client(), Arc::clone(&second));
+        move || {
+            let mut op = Box::pin(async move { client.lookup("key").await });
+            let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+            assert!(op.as_mut().poll(&mut cx).is_pending());
+            *second.lock().unwrap() = Some(op);
+        }
+    })));
+    assert!(driver.poll_once() && driver.poll_once() && !driver.poll_once());
+    assert_eq!(block_on(first), Ok(true));
+    let second = second.lock().unwrap().take().unwrap();
+    assert_eq!(block_on(second), Ok(true));
+}
+
+/// However often one source has an op alone, it is taken together with those of others.
+#[test]
+fn an_op_is_alone_only_where_no_other_source_and_no_other_class_has_one() {
+    let config = EngineConfig::default().dedicated(OpKind::Lookup, 1);
+    let engine = Engine::builder(Arc::new(NullStore)).config(config);
+    let (engine, mut drivers) = engine.start_by_hand().unwrap();
+    let driver = &mut drivers[1];
+    // Their bits are in two words.
+    let mut pairs: Vec<_> = (0..70).map(|_| engine.pair(2).unwrap()).collect();
+    let mut round = |ops: &[(usize, Class)]| {
+        for &(pair, class) in ops {
+            let op = Submission::lookup("key").class(class);
+            pairs[pair].submit(op).unwrap();
+        }
+        assert!(driver.poll_once());
+        for &(pair, _) in ops {
+            assert!(pairs[pair].poll().is_some(), "of {ops:?}");
+        }
+    };
+    use Class::{Background, Foreground};
+    round(&[(0, Foreground)]);
+    round(&[(69, Foreground)]);
+    round(&[(0, Foreground), (1, Foreground)]);
+    round(&[(0, Foreground), (69, Foreground)]);
+    round(&[(0, Foreground), (0, Background)]);
+    round(&[(0, Background)]);
+    round(&[(0, Foreground), (0, Foreground)]);
 }
 
 /// If each worker counted its own takes, these would take 56 foreground ops in a row.
