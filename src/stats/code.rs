@@ -77,8 +77,8 @@ const fn outcome_of(op: OpKind, raw: u64) -> Outcome {
     }
 }
 
-/// Values that are told apart: 0, 1, 2, and all above.
-const RAWS: usize = 4;
+/// Values that are told apart: 0, 1, and 2, with what lengths are above.
+const RAWS: usize = 3;
 
 /// Codes by op kind and value.
 const OK_CODES: [[u8; RAWS]; 4] = {

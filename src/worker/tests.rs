@@ -104,9 +104,8 @@ fn an_op_is_alone_only_where_no_other_source_and_no_other_class_has_one() {
     let engine = Engine::builder(Arc::new(NullStore)).config(config);
     let (engine, mut drivers) = engine.start_by_hand().unwrap();
     let driver = &mut drivers[1];
-    // Their bits are in two words.
-    let mut pairs: Vec<_> = (0..70).map(|_| engine.pair(2).unwrap()).collect();
-    let mut round = |ops: &[(usize, Class)]| {
+    let mut pairs: Vec<_> = (0..3).map(|_| engine.pair(2).unwrap()).collect();
+    let mut round = |pairs: &mut [crate::Pair], ops: &[(usize, Class)]| {
         for &(pair, class) in ops {
             let op = Submission::lookup("key").class(class);
             pairs[pair].submit(op).unwrap();
@@ -117,13 +116,15 @@ fn an_op_is_alone_only_where_no_other_source_and_no_other_class_has_one() {
         }
     };
     use Class::{Background, Foreground};
-    round(&[(0, Foreground)]);
-    round(&[(69, Foreground)]);
-    round(&[(0, Foreground), (1, Foreground)]);
-    round(&[(0, Foreground), (69, Foreground)]);
-    round(&[(0, Foreground), (0, Background)]);
-    round(&[(0, Background)]);
-    round(&[(0, Foreground), (0, Foreground)]);
+    round(&mut pairs, &[(0, Foreground)]);
+    round(&mut pairs, &[(0, Background)]);
+    round(&mut pairs, &[(0, Foreground), (0, Background)]);
+    round(&mut pairs, &[(0, Foreground), (0, Foreground)]);
+    round(&mut pairs, &[(0, Foreground), (1, Foreground)]);
+    // Now the bits of some are in another word.
+    pairs.resize_with(70, || engine.pair(2).unwrap());
+    round(&mut pairs, &[(69, Foreground)]);
+    round(&mut pairs, &[(0, Foreground), (69, Foreground)]);
 }
 
 /// If each worker counted its own takes, these would take 56 foreground ops in a row.
