@@ -168,11 +168,10 @@ impl Circuit {
         self.permit_open(spare, now())
     }
 
-    /// Whether a worker that makes calls may [call](Self::usual) with as many keys as ever, and more than one.
+    /// Whether a worker that makes calls may [call](Self::usual) with as many keys as ever.
     #[inline(always)]
     pub(crate) fn is_usual(&self) -> bool {
-        let most = self.rules.max_batch;
-        !self.is_open() && most > 1 && self.bound.load(Ordering::Relaxed) == most
+        !self.is_open() && self.bound.load(Ordering::Relaxed) == self.rules.max_batch
     }
 
     /// What may be done then.

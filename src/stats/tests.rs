@@ -133,6 +133,14 @@ fn lanes_are_the_sums_over_workers() {
 }
 
 #[test]
+fn a_call_of_one_is_a_call_of_one_key_one_op_and_one_caller() {
+    let (short, long) = (worker(), worker());
+    short.lane(OpKind::Lookup).call_of_one(700);
+    long.lane(OpKind::Lookup).call(1, 1, 1, 700);
+    assert_eq!(read(&[short]), read(&[long]));
+}
+
+#[test]
 fn in_flight_is_accepted_minus_completed() {
     let worker = worker();
     worker.lane(OpKind::Delete).result(&Ok(0), 7);

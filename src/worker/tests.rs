@@ -127,6 +127,72 @@ fn an_op_is_alone_only_where_no_other_source_and_no_other_class_has_one() {
     round(&mut pairs, &[(0, Foreground), (69, Foreground)]);
 }
 
+/// What ends an op alone without a call: its time, the engine's end, a spare.
+#[test]
+fn an_op_alone_is_not_called_for_too_late_at_the_end_or_by_a_spare() {
+    let timed_out = OpError::TimedOut { started: false };
+    let unavailable = OpError::Unavailable;
+    for expected in [timed_out, OpError::ShutDown, unavailable] {
+        let config = EngineConfig::default().dedicated(OpKind::Lookup, 1);
+        let engine = Engine::builder(Arc::new(NullStore)).config(config);
+        let (engine, _drivers) = engine.start_by_hand().unwrap();
+        let shared = &engine.shared;
+        let group = shared.lanes[OpKind::Lookup.index()].group;
+        let number = usize::from(expected == unavailable);
+        let recorder = Arc::clone(&shared.recorders[0]);
+        let mut worker = Worker::new(Arc::clone(shared), group, number, recorder);
+        let (mut pair, client) = (engine.pair(1).unwrap(), engine.client());
+        let timeout = (expected == timed_out).then(|| Duration::from_millis(1));
+        let client = client.with_timeout(timeout);
+
+        let op = Submission::lookup("key").timeout(timeout);
+        pair.submit(op).unwrap();
+        std::thread::sleep(Duration::from_millis(2));
+        if expected != OpError::ShutDown {
+            worker.round(shared, &shared.groups[group]);
+            assert_eq!(pair.poll().unwrap().result, Err(expected));
+        }
+        let asked = client.lookup("key");
+        std::thread::sleep(Duration::from_millis(2));
+        if expected == OpError::ShutDown {
+            shared.set_closing(Closing::Cancel);
+        }
+        worker.round(shared, &shared.groups[group]);
+        worker.round(shared, &shared.groups[group]);
+        assert_eq!(block_on(asked), Err(expected.into()));
+        assert_eq!(engine.stats().lane(OpKind::Lookup).calls, 0);
+    }
+}
+
+#[test]
+fn bytes_of_an_op_alone_are_counted_and_its_length_is_that_of_the_object() {
+    let region = crate::Region::allocate(crate::RegionOptions::new(1 << 12)).unwrap();
+    let class = SlotClass { size: 64, count: 2 };
+    let pool = region.slot_pool(&[class]).unwrap();
+    let store = crate::store::MemoryStore::new(crate::store::MemoryOptions::default()).unwrap();
+    let config = EngineConfig::default().num_workers(1);
+    let engine = Engine::builder(Arc::new(store))
+        .config(config)
+        .region(region);
+    let (engine, mut drivers) = engine.start_by_hand().unwrap();
+    let mut pair = engine.pair(1).unwrap();
+    let mut one = |op: Submission<'_>| {
+        pair.submit(op).unwrap();
+        assert!(drivers[0].poll_once());
+        pair.poll().unwrap().result
+    };
+    let stored = one(Submission::store("key", pool.lend(40).unwrap()));
+    assert!(matches!(stored, Ok(Done::Store(_))), "{stored:?}");
+    let read = one(Submission::retrieve("key", pool.lend(64).unwrap()));
+    assert_eq!(read, Ok(Done::Retrieved(40)));
+    let read = one(Submission::retrieve("key", pool.lend(8).unwrap()));
+    let object_len = std::num::NonZeroU64::new(40);
+    assert_eq!(read, Err(OpError::ShortBuffer { object_len }));
+    let stats = engine.stats();
+    assert_eq!(stats.lane(OpKind::Store).bytes, 40);
+    assert_eq!(stats.lane(OpKind::Retrieve).bytes, 40);
+}
+
 /// If each worker counted its own takes, these would take 56 foreground ops in a row.
 #[test]
 fn of_eight_takes_background_gets_one_whichever_workers_make_them() {
