@@ -125,6 +125,34 @@ fn an_op_is_alone_only_where_no_other_source_and_no_other_class_has_one() {
     pairs.resize_with(70, || engine.pair(2).unwrap());
     round(&mut pairs, &[(69, Foreground)]);
     round(&mut pairs, &[(0, Foreground), (69, Foreground)]);
+    let shared = &engine.shared;
+    let group = shared.lanes[OpKind::Lookup.index()].group;
+    assert_eq!(shared.groups[group].calls(), 0);
+}
+
+/// One wake is for both, and who takes the first into a call wakes another for the second.
+#[test]
+fn an_op_alone_in_a_call_keeps_no_op_of_another_kind_waiting() {
+    let sim = SimStore::new(Arc::new(NullStore), SimOptions::default()).unwrap();
+    let sim = Arc::new(sim);
+    let config = EngineConfig::default().num_workers(2).spin_us(0);
+    let engine = Engine::builder(sim.clone()).config(config).start().unwrap();
+    let mut pair = engine.pair(2).unwrap();
+    for _ in 0..20 {
+        let gate = sim.gate().close(&[OpKind::Lookup, OpKind::Delete]);
+        let mut batch = pair.batch();
+        batch.push(Submission::lookup("key")).unwrap();
+        batch.push(Submission::delete("key")).unwrap();
+        batch.publish();
+        for op in [OpKind::Lookup, OpKind::Delete] {
+            assert!(sim.gate().wait_inside(op, 1, LONG), "{op}");
+        }
+        drop(gate);
+        pair.wait(2, Some(LONG)).unwrap();
+        assert_eq!(pair.completions().count(), 2);
+        // Until both sleep.
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }
 
 /// What ends an op alone without a call: its time, the engine's end, a spare.
@@ -145,10 +173,10 @@ fn an_op_alone_is_not_called_for_too_late_at_the_end_or_by_a_spare() {
         let timeout = (expected == timed_out).then(|| Duration::from_millis(1));
         let client = client.with_timeout(timeout);
 
-        let op = Submission::lookup("key").timeout(timeout);
-        pair.submit(op).unwrap();
-        std::thread::sleep(Duration::from_millis(2));
         if expected != OpError::ShutDown {
+            let op = Submission::lookup("key").timeout(timeout);
+            pair.submit(op).unwrap();
+            std::thread::sleep(Duration::from_millis(2));
             worker.round(shared, &shared.groups[group]);
             assert_eq!(pair.poll().unwrap().result, Err(expected));
         }
