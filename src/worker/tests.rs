@@ -193,6 +193,26 @@ fn an_op_alone_is_not_called_for_too_late_at_the_end_or_by_a_spare() {
 }
 
 #[test]
+fn an_op_alone_that_is_in_time_lets_batches_grow_again() {
+    let engine = Engine::builder(Arc::new(NullStore));
+    let (engine, mut drivers) = engine.start_by_hand().unwrap();
+    let circuit = &engine.shared.lanes[OpKind::Lookup.index()].circuit;
+    let bound = || circuit.look(0).batch_bound;
+    let most = bound();
+    circuit.after_call(
+        crate::circuit::Outcome::Answered,
+        circuit.usual(),
+        true,
+        || 0,
+    );
+    assert!(bound() < most);
+    let mut pair = engine.pair(1).unwrap();
+    pair.submit(Submission::lookup("key")).unwrap();
+    assert!(drivers[0].poll_once() && pair.poll().is_some());
+    assert_eq!(bound(), most);
+}
+
+#[test]
 fn bytes_of_an_op_alone_are_counted_and_its_length_is_that_of_the_object() {
     let region = crate::Region::allocate(crate::RegionOptions::new(1 << 12)).unwrap();
     let class = SlotClass { size: 64, count: 2 };
