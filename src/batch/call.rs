@@ -71,7 +71,7 @@ pub(super) fn error_of(answer: CallResult, keys: usize) -> Option<OpError> {
     }
 }
 
-/// The result of an op whose key was in a call for it alone. Returns how many bytes the store moved.
+/// The result of a retrieve or a store whose key was in a call for it alone. Returns how many bytes the store moved.
 #[inline(always)]
 pub(super) fn settle_own(
     kind: OpKind,
@@ -80,17 +80,14 @@ pub(super) fn settle_own(
     result: &mut RawResult,
 ) -> u64 {
     let Ok(value) = *result else { return 0 };
-    match kind {
-        OpKind::Retrieve => {
-            *result = settle_retrieve(d, value, (d.buf, buf_len), true);
-            match value <= buf_len as u64 {
-                // Also where it is not the length that the op wanted.
-                true => value,
-                false => 0,
-            }
-        }
-        OpKind::Store => buf_len as u64,
-        OpKind::Lookup | OpKind::Delete => 0,
+    if kind == OpKind::Store {
+        return buf_len as u64;
+    }
+    *result = settle_retrieve(d, value, (d.buf, buf_len), true);
+    match value <= buf_len as u64 {
+        // Also where it is not the length that the op wanted.
+        true => value,
+        false => 0,
     }
 }
 
