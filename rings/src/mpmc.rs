@@ -229,8 +229,20 @@ impl Mpmc {
     /// Whether the next word is published. A hint: it may change at once.
     #[inline]
     pub fn has_ready(&self) -> bool {
+        self.is_published(self.head.load(Ordering::Acquire))
+    }
+
+    /// Whether the next word is published, and none behind it: a hint that leaves the producers' `tail` alone.
+    #[inline]
+    pub fn has_one_ready(&self) -> bool {
         let head = self.head.load(Ordering::Acquire);
-        self.place(head).load(Ordering::Acquire) & 1 == self.lap_bit(head)
+        self.is_published(head) && !self.is_published(head + 1)
+    }
+
+    /// Of a position from `head` on.
+    #[inline(always)]
+    fn is_published(&self, position: u64) -> bool {
+        self.place(position).load(Ordering::Acquire) & 1 == self.lap_bit(position)
     }
 
     /// How many places are claimed and not taken. A hint.

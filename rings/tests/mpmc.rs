@@ -108,6 +108,7 @@ proptest! {
             }
             prop_assert_eq!((ring.len(), ring.is_empty()), (model.len(), model.is_empty()));
             prop_assert_eq!(ring.has_ready(), !model.is_empty());
+            prop_assert_eq!(ring.has_one_ready(), model.len() == 1);
             prop_assert_eq!(ring.pushed(), pushed);
             prop_assert_eq!(ring.is_drained(), closed && model.is_empty());
         }

@@ -60,7 +60,7 @@ impl Worker {
         };
         let is_usual =
             !engine.is_closing() && !self.spare && !lane.pace.is_paced() && lane.circuit.is_usual();
-        if queued(pair, lane) != 1 || !is_usual {
+        if !is_alone(pair, lane) || !is_usual {
             return None;
         }
         let begun = lane.pace.begin();
@@ -172,12 +172,12 @@ impl Worker {
     }
 }
 
-/// How many there are. A hint: what comes in this moment is the next round's.
+/// Whether there is one. A hint: what comes in this moment is the next round's.
 #[inline(always)]
-fn queued(pair: Option<&PairShared>, lane: &Lane) -> usize {
+fn is_alone(pair: Option<&PairShared>, lane: &Lane) -> bool {
     match pair {
-        Some(pair) => pair.ring(lane.op, Class::Foreground).ready(),
-        None => lane.queue(Class::Foreground).clients.len(),
+        Some(pair) => pair.ring(lane.op, Class::Foreground).ready() == 1,
+        None => lane.queue(Class::Foreground).clients.has_one_ready(),
     }
 }
 
