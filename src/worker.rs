@@ -42,7 +42,7 @@ use crate::quarantine::Submitter;
 use crate::stats::WorkerRecorder;
 use crate::timer::Sweeper;
 use crate::waker::OpWaker;
-use crate::{Class, OpError, OpKind};
+use crate::{Class, EngineConfig, OpError, OpKind};
 
 /// The order of takes in a pool that serves several kinds: 4 in 8 lookups, 2 retrieves, 1 store, 1 delete.
 const TURNS: [OpKind; 8] = {
@@ -306,18 +306,14 @@ impl Worker {
         }
         self.holds = self.permit != Permit::Answer;
         self.batch_op = lane.op;
-        // Large values are shared out, where another may take them.
-        let shares = group.has_idle() && lane.can_be_held();
+        let shares = shares_out(lane, group);
         let mut bounds = Bounds {
             ops: match self.permit {
                 Permit::Call(most) => most,
                 Permit::Probe => 1,
                 Permit::Answer => config.max_batch,
             },
-            bytes: match shares {
-                true => config.share_bytes.min(config.max_batch_bytes),
-                false => config.max_batch_bytes,
-            },
+            bytes: most_bytes(config, shares),
         };
         let most = bounds.ops;
         let splits = lane.pace.splits() && matches!(self.permit, Permit::Call(_));
@@ -780,6 +776,20 @@ impl Worker {
                 return false;
             }
         }
+    }
+}
+
+/// Large values are shared out, where another worker may take them.
+#[inline(always)]
+fn shares_out(lane: &Lane, group: &Group) -> bool {
+    group.has_idle() && lane.can_be_held()
+}
+
+#[inline(always)]
+fn most_bytes(config: &EngineConfig, shares: bool) -> usize {
+    match shares {
+        true => config.share_bytes.min(config.max_batch_bytes),
+        false => config.max_batch_bytes,
     }
 }
 

@@ -11,7 +11,7 @@
 use moonring_rings::park::publish_fence;
 use moonring_rings::slots::Ticket;
 
-use super::{Worker, go_busy};
+use super::{Worker, go_busy, most_bytes, shares_out};
 use crate::batch::{Batch, Lone, Unclaimed};
 use crate::circuit::Outcome;
 use crate::engine::Shared;
@@ -83,6 +83,14 @@ impl Worker {
                 return Some(false);
             }
         };
+        // SAFETY: claimed just now.
+        let bytes = unsafe { lone.bytes() };
+        let config = &engine.config;
+        let is_large = || bytes >= most_bytes(config, shares_out(lane, group));
+        if config.max_batch == 1 || (bytes > 0 && is_large()) {
+            // As much as a batch holds: the next begins with the next source.
+            self.first_source[lane.op.index()][Class::Foreground.index()] = (source + 1) % 64;
+        }
         let owned = Owned {
             batch: &mut self.batch,
             batch_op: &mut self.batch_op,
@@ -106,8 +114,7 @@ impl Worker {
         let call = Call {
             begun,
             times,
-            // SAFETY: it is ended only below.
-            bytes: unsafe { lone.bytes() },
+            bytes,
         };
         // SAFETY: once, and told below.
         let is_ours = unsafe { lone.end(times, &result, &engine.clock, stats) };
