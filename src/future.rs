@@ -115,29 +115,33 @@ impl<'a> Op<'a> {
     /// An op without bytes, in registers; nothing where it was not accepted.
     #[inline(never)]
     fn push_bare(client: &Client, op: OpKind, key: &[u8], flags: u8) -> Option<Ticket> {
-        let engine = &*client.engine;
-        let mut submission = bare(op, key, flags, client.options);
-        let now = engine.clock.raw();
-        let accepted = engine
-            .clients
-            .accept(engine, &mut submission, None, client.caller, now);
-        let (ticket, deadline) = accepted.ok()?;
-        engine.publish_clients(op, client.options.class, deadline);
-        Some(ticket)
+        Self::push(client, &mut bare(op, key, flags, client.options), None).ok()
     }
 
     #[inline(never)]
     fn start_any(client: &'a Client, submission: Submission<'a>) -> Self {
-        let mut submission = client.options.apply(submission);
-        let state = match Self::push(client, &mut submission, None) {
-            Ok(ticket) => State::InFlight(ticket),
-            Err(reason) => {
-                Self::not_started(client, submission, Place::new(&client.engine), reason)
-            }
-        };
+        let submission = client.options.apply(submission);
+        let state = Self::submit(client, submission, Place::new(&client.engine));
         Self { client, state }
     }
 
+    /// Submits with the credit of a place, if it has one; else with one that is free, if there is one.
+    fn submit(
+        client: &'a Client,
+        mut submission: Submission<'a>,
+        mut place: Place<'a>,
+    ) -> State<'a> {
+        let credit = place.credit.take();
+        match Self::push(client, &mut submission, credit) {
+            Ok(ticket) => {
+                place.leave();
+                State::InFlight(ticket)
+            }
+            Err(reason) => Self::not_started(client, submission, place, reason),
+        }
+    }
+
+    #[inline(always)]
     fn push(
         client: &Client,
         submission: &mut Submission<'_>,
@@ -146,7 +150,7 @@ impl<'a> Op<'a> {
         let engine = &*client.engine;
         let now = engine.clock.raw();
         let clients = &engine.clients;
-        let (ticket, deadline) = clients.push(engine, submission, credit, client.caller, now)?;
+        let (ticket, deadline) = clients.accept(engine, submission, credit, client.caller, now)?;
         engine.publish_clients(submission.op, submission.class, deadline);
         Ok(ticket)
     }
@@ -165,18 +169,6 @@ impl<'a> Op<'a> {
                 State::Unstarted(Unstarted::Refused(reason, submission.into_slot()))
             }
         }
-    }
-
-    /// Tries again, after a wait for a credit.
-    fn submit(&mut self, mut submission: Submission<'a>, mut place: Place<'a>) {
-        let credit = place.credit.take();
-        self.state = match Self::push(self.client, &mut submission, credit) {
-            Ok(ticket) => {
-                place.leave();
-                State::InFlight(ticket)
-            }
-            Err(reason) => Self::not_started(self.client, submission, place, reason),
-        };
     }
 }
 
@@ -257,7 +249,7 @@ impl Op<'_> {
         match mem::replace(&mut self.state, State::Taken) {
             State::Unstarted(Unstarted::Waiting(submission, mut place)) => {
                 place.wait(cx.waker());
-                self.submit(submission, place);
+                self.state = Self::submit(self.client, submission, place);
                 match self.state {
                     State::Unstarted(Unstarted::Waiting(..)) => Poll::Pending,
                     State::InFlight(ticket) => self.poll_in_flight(ticket, cx),
@@ -267,12 +259,8 @@ impl Op<'_> {
             State::Unstarted(Unstarted::Refused(reason, slot)) => {
                 Poll::Ready((Err(reason.into()), slot))
             }
-            State::InFlight(ticket) => {
-                self.state = State::InFlight(ticket);
-                self.poll_in_flight(ticket, cx)
-            }
             // Polled again after its end: there is nothing to wait for, and panicking is not for a library.
-            State::Taken => Poll::Pending,
+            State::InFlight(_) | State::Taken => Poll::Pending,
         }
     }
 }
@@ -315,7 +303,7 @@ impl Drop for Op<'_> {
 impl Op<'_> {
     /// Dropped before its end.
     #[cold]
-    fn give_up(&mut self) {
+    fn give_up(&self) {
         if let State::InFlight(ticket) = self.state
             && !self.client.engine.is_forked()
         {

@@ -275,7 +275,10 @@ impl LocalClient {
         flags: u8,
     ) -> Option<u32> {
         with(&self.0, |core| {
-            let cell = core.credit()?;
+            if !core.has_credit() {
+                return None;
+            }
+            let cell = *core.free.last()?;
             let user_data = u64::from(cell);
             let ticket = core
                 .pair
@@ -333,17 +336,14 @@ impl Core {
         self.free.len().min(self.pair.credits())
     }
 
-    /// The cell of an op that may begin now, if it may.
+    /// Whether one of them is not kept for somebody.
     #[inline(always)]
-    fn credit(&self) -> Option<u32> {
-        match self.credits() > self.called {
-            true => self.free.last().copied(),
-            false => None,
-        }
+    fn has_credit(&self) -> bool {
+        self.credits() > self.called
     }
 
     fn start(&mut self, submission: &mut Submission<'_>) -> Started {
-        match self.credits() > self.called || self.pair.is_closing() {
+        match self.has_credit() || self.pair.is_closing() {
             true => self.stage(submission),
             false => Started::NoCredit,
         }
@@ -447,7 +447,7 @@ impl Core {
     /// Calls those who wait, as many as there are credits; all, where each will be refused.
     #[inline(never)]
     fn call(&mut self) {
-        while !self.waiting.is_empty() && (self.credits() > self.called || self.pair.is_closing()) {
+        while !self.waiting.is_empty() && (self.has_credit() || self.pair.is_closing()) {
             self.called += 1;
             let first = self.waiting.pop_front();
             self.wakers.extend(first.map(|first| first.waker));

@@ -612,14 +612,12 @@ impl Pair {
     /// The op of such a notice: gives its credit back. Once for each.
     #[inline(always)]
     pub(crate) fn end_well(&mut self, index: u32) -> (EndedOp, Option<Slot>) {
-        self.owner.free(index, &self.shared, &self.engine);
-        (self.owner.ended(index), self.owner.take_slot(index))
+        self.owner.end_well(index, &self.shared, &self.engine)
     }
 
     /// The same.
     pub(crate) fn end_other(&mut self, word: u64) -> (EndedOp, RawResult, Option<Slot>) {
-        let (result, slot) = self.owner.end_other(word, &self.shared, &self.engine);
-        (self.owner.ended((word & INDEX) as u32), result, slot)
+        self.owner.end_other(word, &self.shared, &self.engine)
     }
 
     /// Drains the completions that are there, and those that come while it does.

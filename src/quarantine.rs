@@ -188,7 +188,7 @@ pub(crate) enum Submitter<'a> {
 }
 
 impl<'a> Submitter<'a> {
-    fn table(self, engine: &'a Shared) -> &'a OpTable {
+    pub(crate) fn table(self, engine: &'a Shared) -> &'a OpTable {
         match self {
             Submitter::Clients => &engine.clients.table,
             Submitter::Pair(pair) => &pair.table,

@@ -641,17 +641,8 @@ impl Worker {
         self.completing = true;
     }
 
-    #[inline(always)]
-    fn complete(&mut self, engine: &Shared) {
-        self.complete_all(engine);
-        if !self.wakers.is_empty() {
-            self.wake(engine);
-        }
-    }
-
-    /// Leaves the wakers to its caller.
     #[inline(never)]
-    fn complete_all(&mut self, engine: &Shared) {
+    fn complete(&mut self, engine: &Shared) {
         for &run in self.batch.runs() {
             let ends = self.batch.ends(run);
             match self.pairs.taken(run.source) {
@@ -666,6 +657,9 @@ impl Worker {
             if let Some(pair) = self.pairs.taken(run.source) {
                 pair.notify(engine, &mut self.wakers);
             }
+        }
+        if !self.wakers.is_empty() {
+            self.wake(engine);
         }
     }
 

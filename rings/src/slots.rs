@@ -190,8 +190,8 @@ pub struct Table<D, W = (), R = ()> {
     spread: u32,
 }
 
-// SAFETY: who may touch which cell is decided by the state word, see the module's table; descriptors and wakers go from
-// one thread to another.
+// SAFETY: who may touch which cell is decided by the state word, see the module's table; descriptors, wakers and results
+// go from one thread to another.
 unsafe impl<D: Send, W: Send, R: Send> Send for Table<D, W, R> {}
 // SAFETY: as above. A `&D` is shared between threads only as `Table::peek` says, whose caller vouches for it.
 unsafe impl<D: Send, W: Send, R: Send> Sync for Table<D, W, R> {}

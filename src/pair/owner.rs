@@ -9,7 +9,7 @@ use crate::engine::Shared;
 use crate::inflight::{Fill, PlacedKey};
 use crate::store::RawResult;
 use crate::submission::{Buffer, Completion};
-use crate::{Done, OpKind, Slot};
+use crate::{Done, OpError, OpKind, Slot};
 
 /// A worker's, once the pair is an orphan.
 pub(super) struct Owner {
@@ -46,17 +46,19 @@ pub(crate) struct EndedOp {
     pub(crate) ticket: Ticket,
 }
 
-/// That of an op that went well.
-#[inline(always)]
-fn completion(op: &EndedOp, done: Done, slot: Option<Slot>) -> Completion {
-    Completion {
-        user_data: op.user_data,
-        op: op.op,
-        ticket: op.ticket,
-        result: Ok(done),
-        slot,
-        more: false,
-        release: false,
+impl EndedOp {
+    /// With no notice to follow, and none before.
+    #[inline(always)]
+    fn completion(&self, result: Result<Done, OpError>, slot: Option<Slot>) -> Completion {
+        Completion {
+            user_data: self.user_data,
+            op: self.op,
+            ticket: self.ticket,
+            result,
+            slot,
+            more: false,
+            release: false,
+        }
     }
 }
 
@@ -183,7 +185,7 @@ impl Owner {
         }
         let op = self.ended(index);
         self.free(index, pair, shared);
-        Done::with_raw(op.op, value, |done| Some(completion(&op, done, None)))
+        Done::with_raw(op.op, value, |done| Some(op.completion(Ok(done), None)))
     }
 
     /// The same of an op with a slot: a copy of its own, for those without need no room for one.
@@ -199,10 +201,11 @@ impl Owner {
         self.free(index, pair, shared);
         let slot = &mut self.cells[index as usize].slot;
         Done::with_raw(op.op, value, |done| {
-            Some(completion(&op, done, slot.take()))
+            Some(op.completion(Ok(done), slot.take()))
         })
     }
 
+    /// Takes one notice. Its op is to be ended, by [`end_well`](Self::end_well) or [`end_other`](Self::end_other).
     #[inline(always)]
     pub(super) fn next_notice(&mut self, pair: &PairShared) -> Option<Notice> {
         let (word, value) = pair.completions.pop(&mut self.cursor)?;
@@ -216,7 +219,7 @@ impl Owner {
     }
 
     #[inline(always)]
-    pub(super) fn ended(&self, index: u32) -> EndedOp {
+    fn ended(&self, index: u32) -> EndedOp {
         let cell = &self.cells[index as usize];
         EndedOp {
             user_data: cell.user_data,
@@ -225,33 +228,38 @@ impl Owner {
         }
     }
 
-    /// The same of an op that did not go well. Always some: so that it is the last thing that `reap` does.
+    /// [`reap`](Self::reap) of an op that did not go well. Always some: so that it is the last thing that `reap` does.
     #[cold]
     #[inline(never)]
     fn reap_other(&mut self, word: u64, pair: &PairShared, shared: &Shared) -> Option<Completion> {
-        let index = (word & INDEX) as u32;
-        let (raw, slot) = self.end_other(word, pair, shared);
-        let more = word & MORE != 0;
-        let cell = &self.cells[index as usize];
+        let (op, raw, slot) = self.end_other(word, pair, shared);
         Some(Completion {
-            user_data: cell.user_data,
-            op: cell.op,
-            ticket: cell.ticket,
-            result: Completion::result_of(cell.op, raw),
-            slot,
-            more,
+            more: word & MORE != 0,
             release: word & RELEASE != 0,
+            ..op.completion(Completion::result_of(op.op, raw), slot)
         })
     }
 
-    /// How an op ended that did not go well, and its slot, if this was its last notice.
+    /// An op that went well, and its slot: its credit is free.
+    #[inline(always)]
+    pub(super) fn end_well(
+        &mut self,
+        index: u32,
+        pair: &PairShared,
+        shared: &Shared,
+    ) -> (EndedOp, Option<Slot>) {
+        self.free(index, pair, shared);
+        (self.ended(index), self.take_slot(index))
+    }
+
+    /// One that did not, how it ended, and its slot, if this was its last notice.
     #[cold]
     pub(super) fn end_other(
         &mut self,
         word: u64,
         pair: &PairShared,
         shared: &Shared,
-    ) -> (RawResult, Option<Slot>) {
+    ) -> (EndedOp, RawResult, Option<Slot>) {
         let index = (word & INDEX) as u32;
         // SAFETY: the completion says that the op is done; its entry is this owner's, who has not used it again yet.
         let raw = unsafe { pair.table.ops().result(index) };
@@ -265,11 +273,11 @@ impl Owner {
                 self.take_slot(index)
             }
         };
-        (raw, slot)
+        (self.ended(index), raw, slot)
     }
 
     #[inline(always)]
-    pub(super) fn take_slot(&mut self, index: u32) -> Option<Slot> {
+    fn take_slot(&mut self, index: u32) -> Option<Slot> {
         // Most ops have none: nothing is moved then.
         match &mut self.cells[index as usize].slot {
             None => None,
@@ -279,7 +287,7 @@ impl Owner {
 
     /// An op has had its last notice: its credit is free. Its slot is still to be taken.
     #[inline(always)]
-    pub(super) fn free(&mut self, index: u32, pair: &PairShared, shared: &Shared) {
+    fn free(&mut self, index: u32, pair: &PairShared, shared: &Shared) {
         #[cfg(not(debug_assertions))]
         let _ = shared;
         let cell = &mut self.cells[index as usize];

@@ -71,13 +71,13 @@ impl Worker {
             return Some(false);
         };
         let ticket = Ticket::from_word(word);
-        let table = pair.map_or(&engine.clients.table, |pair| &pair.table);
+        let from = pair.map_or(Submitter::Clients, Submitter::Pair);
+        let table = from.table(engine);
         let lone = match Lone::claim(source, table, ticket, self.number, &engine.clock) {
             Ok(lone) => lone,
             Err(Unclaimed::Ended) => return Some(false),
             Err(Unclaimed::Late) => {
                 drop(hold);
-                let from = pair.map_or(Submitter::Clients, Submitter::Pair);
                 engine.expire(from, ticket, &mut self.wakers);
                 self.wake(engine);
                 return Some(false);
@@ -118,8 +118,10 @@ impl Worker {
         };
         // SAFETY: once, and told below.
         let is_ours = unsafe { lone.end(times, &result, &engine.clock, stats) };
+        // SAFETY: if not, it was abandoned, as its worker has just found.
+        let overdue = !is_ours && unsafe { engine.release_op(from, ticket, &mut self.wakers) };
+        call.learn(lane, &result, overdue);
         if is_ours {
-            call.learn(lane, &result, false);
             // SAFETY: claimed from this table, ended, and told only here.
             unsafe {
                 match pair {
@@ -130,11 +132,6 @@ impl Worker {
                     }
                 }
             }
-        } else {
-            let from = pair.map_or(Submitter::Clients, Submitter::Pair);
-            // SAFETY: it was abandoned, as its worker has just found.
-            let overdue = unsafe { engine.release_op(from, ticket, &mut self.wakers) };
-            call.learn(lane, &result, overdue);
         }
         publish_fence();
         if let Some(pair) = pair {
