@@ -19,7 +19,7 @@ use condvar::CondvarEngine;
 use measure::{
     Core, Effort, Outcome, Side, Turn, alternate, closed_loop, core, keys, pin, round_trips,
 };
-use path::{OnPair, PingPong, client_tasks, engine, local_tasks};
+use path::{OnPair, PingPong, Tasks, client_tasks, engine, local_tasks};
 use sketch::Sketch;
 use stores::Stores;
 
@@ -162,7 +162,7 @@ const ROWS: &[Row] = &[
         bar: Bar::AtLeast(0.4, 0.7),
         rival: Rival::Any,
         unit: Unit::Rate,
-        run: |e| client(e, 1, false),
+        run: |e| client(e, 1, Tasks::Spawned { driver: false }),
     },
     Row {
         what: "local client, 256 tasks that await",
@@ -178,7 +178,15 @@ const ROWS: &[Row] = &[
         bar: Bar::None,
         rival: Rival::Any,
         unit: Unit::Rate,
-        run: |e| client(e, 1, true),
+        run: |e| client(e, 1, Tasks::Spawned { driver: true }),
+    },
+    Row {
+        what: "client, the same with a driver and in a LocalSet",
+        against: "pair, one op a submit",
+        bar: Bar::None,
+        rival: Rival::Any,
+        unit: Unit::Rate,
+        run: |e| client(e, 1, Tasks::InASet),
     },
     Row {
         what: "local client, the same with an I/O driver",
@@ -194,7 +202,7 @@ const ROWS: &[Row] = &[
         bar: Bar::None,
         rival: Rival::Any,
         unit: Unit::Rate,
-        run: |e| client(e, 32, false),
+        run: |e| client(e, 32, Tasks::Spawned { driver: false }),
     },
     Row {
         what: "round trip, spinning, p50",
@@ -327,7 +335,7 @@ fn condvar(effort: Effort, burst: usize, workers: usize) -> Outcome {
     )
 }
 
-fn client(effort: Effort, burst: usize, driver: bool) -> Outcome {
+fn client(effort: Effort, burst: usize, place: Tasks) -> Outcome {
     let keys: &'static [String] = keys().leak();
     let (first, last) = (core(Core::First), core(Core::Last));
     let engine = engine(1, first);
@@ -338,7 +346,7 @@ fn client(effort: Effort, burst: usize, driver: bool) -> Outcome {
         effort,
         || {
             let tasks = IN_FLIGHT / burst;
-            client_tasks(&client, keys, tasks, burst, effort.turn, driver)
+            client_tasks(&client, keys, tasks, burst, effort.turn, place)
         },
         || closed_loop(&mut pair, burst, effort.turn),
     )

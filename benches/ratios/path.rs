@@ -1,7 +1,5 @@
 //! The engine's sides of the comparisons: a pair, and a client's tasks on a current-thread runtime.
 
-use std::cell::Cell;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -10,6 +8,7 @@ use crossbeam_utils::CachePadded;
 use moonring::config::CoreChoice;
 use moonring::store::NullStore;
 use moonring::{Client, Done, Engine, EngineConfig, LocalClient, OpKind, Pair, Submission};
+use tokio::runtime::Runtime;
 use tokio::task::LocalSet;
 
 use crate::measure::{Side, Turn, interruptions, pin};
@@ -70,93 +69,149 @@ impl Side for OnPair<'_> {
     }
 }
 
-/// So many tasks on tokio's current-thread runtime, each with lookups of `burst` keys one after the other; ops per second.
-/// With an I/O `driver`, as a server's runtime has it, waking that thread from another is a system call.
-/// `make` gives a task its way to look up the keys from a number on, and spawns what that needs.
-pub fn tasks<L: AsyncFnMut(usize) + 'static>(
+/// Tasks on one thread, each with lookups of `burst` keys one after the other, until the turn is over.
+struct Load {
     keys: usize,
     tasks: usize,
     burst: usize,
     turn: Duration,
-    driver: bool,
-    make: impl FnOnce(&LocalSet) -> Vec<L>,
-) -> Turn {
+    started: Instant,
+    /// Both are that thread's alone. Atomics, for a runtime's tasks are `Send`.
+    done: AtomicU64,
+    stop: AtomicBool,
+}
+
+impl Load {
+    fn new(keys: usize, tasks: usize, burst: usize, turn: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            keys,
+            tasks,
+            burst,
+            turn,
+            started: Instant::now(),
+            done: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+        })
+    }
+
+    /// A task's lookups that begin with key number `next`. Whether there is another after it.
+    fn count(&self, next: &mut usize) -> bool {
+        *next += self.tasks * self.burst;
+        let done = self.done.load(Ordering::Relaxed) + self.burst as u64;
+        self.done.store(done, Ordering::Relaxed);
+        if done.is_multiple_of(2048) && self.started.elapsed() >= self.turn {
+            self.stop.store(true, Ordering::Relaxed);
+        }
+        !self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Runs what was spawned. Ops per second.
+    fn run(&self, runtime: &Runtime, all: impl Future) -> Turn {
+        let before = interruptions();
+        runtime.block_on(all);
+        let value = self.done.load(Ordering::Relaxed) as f64 / self.started.elapsed().as_secs_f64();
+        let calm = interruptions() == before;
+        Turn { value, calm }
+    }
+}
+
+/// With an I/O `driver`, as a server's runtime has it, waking its thread from another is a system call.
+fn runtime(driver: bool) -> Runtime {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     if driver {
         builder.enable_io();
     }
-    let runtime = builder.build().expect("a runtime of one thread");
-    let (done, stop) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
-    let local = LocalSet::new();
-    let before = interruptions();
-    let started = Instant::now();
-    for (task, mut lookup) in make(&local).into_iter().enumerate() {
-        let (done, stop) = (Rc::clone(&done), Rc::clone(&stop));
-        local.spawn_local(async move {
-            let mut next = task * burst;
-            while !stop.get() {
-                lookup(next % keys).await;
-                next += tasks * burst;
-                done.set(done.get() + burst as u64);
-                if done.get() % 2048 == 0 && started.elapsed() >= turn {
-                    stop.set(true);
-                }
-            }
-        });
-    }
-    runtime.block_on(local);
-    let value = done.get() as f64 / started.elapsed().as_secs_f64();
-    let calm = interruptions() == before;
-    Turn { value, calm }
+    builder.build().expect("a runtime of one thread")
+}
+
+/// Where tasks are.
+#[derive(Clone, Copy)]
+pub enum Tasks {
+    /// The runtime's own. It has an I/O driver, or not.
+    Spawned { driver: bool },
+    /// In a `LocalSet`, on a runtime with an I/O driver: the set is woken once for many of its tasks.
+    InASet,
 }
 
 /// Tasks of a client.
 pub fn client_tasks(
     client: &Client,
     keys: &'static [String],
-    n: usize,
+    tasks: usize,
     burst: usize,
     turn: Duration,
-    driver: bool,
+    place: Tasks,
 ) -> Turn {
-    tasks(keys.len(), n, burst, turn, driver, |_| {
-        let task = |_| {
-            let client = client.clone();
+    let runtime = match place {
+        Tasks::Spawned { driver } => runtime(driver),
+        Tasks::InASet => runtime(true),
+    };
+    let set = LocalSet::new();
+    let load = Load::new(keys.len(), tasks, burst, turn);
+    let task = |task| {
+        let (client, load) = (client.clone(), Arc::clone(&load));
+        let lookups = async move {
             let mut there = Vec::with_capacity(burst);
-            async move |at: usize| {
+            let mut next = task * burst;
+            loop {
+                let at = next % load.keys;
                 if burst == 1 {
                     assert_eq!(client.lookup(&keys[at]).await, Ok(true));
                 } else {
                     client.lookup_many(&keys[at..at + burst], &mut there).await;
                     assert!(there.iter().all(|is| *is == Ok(true)));
                 }
+                if !load.count(&mut next) {
+                    break;
+                }
             }
         };
-        (0..n).map(task).collect()
-    })
+        match place {
+            Tasks::Spawned { .. } => runtime.spawn(lookups),
+            Tasks::InASet => set.spawn_local(lookups),
+        }
+    };
+    let spawned: Vec<_> = (0..tasks).map(task).collect();
+    let all = async {
+        for task in spawned {
+            task.await.expect("no panic");
+        }
+    };
+    match place {
+        Tasks::Spawned { .. } => load.run(&runtime, all),
+        Tasks::InASet => load.run(&runtime, set.run_until(all)),
+    }
 }
 
 /// Tasks that share a pair: its ops as futures.
 pub fn local_tasks(
     engine: &Engine,
     keys: &'static [String],
-    n: usize,
+    tasks: usize,
     turn: Duration,
     driver: bool,
 ) -> Turn {
-    tasks(keys.len(), n, 1, turn, driver, |local| {
-        let pair = engine.pair(n).expect("there are few pairs");
-        let (client, reactor) = LocalClient::new(pair);
-        local.spawn_local(reactor);
-        let task = |_| {
-            let client = client.clone();
-            async move |at: usize| {
-                let found = client.submit(Submission::lookup(&keys[at])).await;
+    let runtime = runtime(driver);
+    let load = Load::new(keys.len(), tasks, 1, turn);
+    let local = LocalSet::new();
+    let pair = engine.pair(tasks).expect("there are few pairs");
+    let (client, reactor) = LocalClient::new(pair);
+    local.spawn_local(reactor);
+    for mut next in 0..tasks {
+        let (client, load) = (client.clone(), Arc::clone(&load));
+        local.spawn_local(async move {
+            loop {
+                let key = &keys[next % load.keys];
+                let found = client.submit(Submission::lookup(key)).await;
                 assert_eq!(found.result, Ok(Done::Present));
+                if !load.count(&mut next) {
+                    break;
+                }
             }
-        };
-        (0..n).map(task).collect()
-    })
+        });
+    }
+    drop(client);
+    load.run(&runtime, local)
 }
 
 /// A ping-pong of two threads over two cache lines: the other one's side, until this is dropped.
