@@ -54,6 +54,9 @@ pub struct Prefix {
 /// **Dropping a future does not cancel its op**: it goes on, and slot and credit return by themselves
 /// ([`with_cancel_on_drop`](Client::with_cancel_on_drop) changes that).
 ///
+/// A task that awaits an op is woken from a worker's thread. On a runtime with an I/O driver each such wake is a system call. The forms for many keys
+/// ([`lookup_many`](Self::lookup_many)) wake once for all; for tasks that stay on one thread there is [`LocalClient`](crate::LocalClient), which wakes them there.
+///
 /// ```
 /// # use moonring::{Engine, Region, RegionOptions, SlotClass, store::{MemoryOptions, MemoryStore}};
 /// # use std::sync::Arc;
